@@ -135,14 +135,14 @@ LIMITS = {
     "data": Limit(8_800, 11.70),
     "evaluation": Limit(14_900, 11.94),
     "forward": Limit(12_000, 12.55),
-    "grading": Limit(12_400, 10.69),
+    "grading": Limit(12_700, 10.69),
     "models": Limit(7_800, 10.92),
     "reports": Limit(6_500, 11.99),
-    "runs": Limit(5_000, 10.37),
-    "training": Limit(18_450, 11.02),
+    "runs": Limit(5_100, 10.37),
+    "training": Limit(18_900, 11.02),
     "": Limit(3_900, 9.35),  # the ground
 }
-PACKAGE_LIMIT = Limit(95_250, 11.30)
+PACKAGE_LIMIT = Limit(97_000, 11.20)
 PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(17_010, 13.60)
 BENCHMARKS = Limit(28_000, 12.24)

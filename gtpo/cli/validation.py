@@ -27,6 +27,8 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
     "model_init_kwargs": (lambda x: not x, "nothing: --model, --load_in_4bit and --backend load the model"),
+    "reward_weights": (any, "a weight other than 0: the rewards would add up to 0"),
+    "remove_unused_columns": (lambda x: not x, "false, because the rewards read the columns of the data"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
     "resume_from_checkpoint": (lambda x: not x, "--resume RUN, which continues from the last checkpoint"),
     "save_only_model": (lambda x: not x, "false, because --resume needs the complete checkpoint"),
@@ -71,7 +73,8 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
     for name, value in values.items():
         if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
-    check_fields(argparse.Namespace(**values), CHECKS)
+    is_sft = "num_generations" not in values
+    check_fields(argparse.Namespace(**values | {"remove_unused_columns": False} if is_sft else values), CHECKS)
     on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and (values["use_cpu"] or not has_gpu):
         raise UsageError(f"FSDP needs GPUs: {on_cpu}.")

@@ -9,8 +9,10 @@ import inspect
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any, cast
 
@@ -19,12 +21,20 @@ from gtpo.errors import RunError, UsageError, first_line, nearest
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
-RESERVED = {  # a function that logs under these names would write over what the run logs
-    "log_metric": frozenset({"step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time"})
-    | {"train_loss", "train_runtime"},  # by these a line is the summary
-    "log_extra": frozenset({"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"})
-    | {"messages", "gold_answer", "cut_off"},
+OF_RUNS = {  # a function that logs under these names would change what the run logs: its means, or its columns
+    "log_metric": {
+        *("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time", "tokens_per_second"),
+        *("reward", "reward_std", "frac_reward_zero_std", "accuracy", "accuracy_lenient", "formatting", "empty_blocks"),
+        *("grader_timeouts", "entropy", "kl", "completion_length", "filtered_fraction"),
+    },
+    "log_extra": {
+        *("step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"),
+        *("messages", "gold_answer", "cut_off"),
+    },
 }
+OF_RUNS_BEGIN = (
+    *("eval_", "train_", "rewards/", "completions/", "conflict_", "sampler_", "sampling/", "tag_logps/", "clip_ratio/"),
+)
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
 
 
@@ -98,7 +108,9 @@ class CheckedReward:
     """A reward function under its own name; what it raises, logs and returns is checked at each call.
 
     ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
-    do not replace arguments bound by a ``functools.partial``.
+    do not replace arguments bound by a ``functools.partial``. A function with an attribute ``metrics`` may log these
+    names of a run, as those of ``rewards.py`` do. ``defers``: an error is kept in ``failure`` for all processes of a
+    run to raise, which would wait for this one.
     """
 
     def __init__(self, function: Reward, name: str, noun: str) -> None:
@@ -107,34 +119,64 @@ class CheckedReward:
         self.function, self.name, self.noun = function, name, noun
         self.prefill = ""
         self.returned: list[float | None] = []
+        self.defers = False
+        self.failure: RunError | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._errors_named():
+        self.failure = None
+        try:
             return self._checked(self.function(*args, **self._arguments(kwargs)), kwargs)
+        except (Exception, SystemExit) as error:
+            return self._failed(error, kwargs, self._row_that_fails(kwargs))
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of the rows: a function that changes them would change them for the others."""
         bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
-        arguments = {name: value for name, value in kwargs.items() if name not in bound}
+        arguments = {name: _copied(value) for name, value in kwargs.items() if name not in bound}
         if self.prefill:
             arguments["completions"] = [_prefilled(completion, self.prefill) for completion in kwargs["completions"]]
-        for log in RESERVED.keys() & arguments.keys():
+        for log in OF_RUNS.keys() & arguments.keys():
             arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
 
     def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
-        if (name := str(name)) in RESERVED[log] or name.startswith(("eval_", "rewards/")):
+        name = str(name)
+        is_of_run = name in OF_RUNS[log] or name.startswith(OF_RUNS_BEGIN)
+        if is_of_run and name not in getattr(self.function, "metrics", ()):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
         of_trl(name, float(value) if log == "log_metric" else list(value))  # metrics are stored as JSON
 
-    @contextlib.contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            if isinstance(error, RunError):
-                raise
-            hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
-            raise self._error(f"raised {type(error).__name__}: {first_line(error)}{hint} (see --debug)") from error
+    def _failed(self, error: BaseException, kwargs: Mapping[str, Any], row: int | None) -> list[float | None]:
+        """Raise the error with its place and row, or keep it."""
+        if isinstance(error, RunError):
+            failure = error
+        else:
+            what = f"raised {type(error).__name__}: {first_line(error)}"
+            if "'list' object" in str(error):
+                what += ', the text of a completion is completion[0]["content"]'
+            of_row = "" if row is None else f" for {_described(kwargs, row)}"
+            failure = self._error(f"{what} ({_place(error)}){of_row}")
+            failure.__cause__ = error
+        if not self.defers:
+            raise failure from failure.__cause__
+        self.failure = failure
+        self.returned = [0.0] * len(kwargs.get("completions", ()))
+        return self.returned
+
+    def _row_that_fails(self, kwargs: Mapping[str, Any]) -> int | None:
+        """The first row with which the function raises alone; None if it needs others for it."""
+        count = len(kwargs.get("completions", ()))
+        for row in range(count):
+            alone = {}
+            for name, value in kwargs.items():
+                is_column = isinstance(value, list) and len(value) == count
+                alone[name] = [value[row]] if is_column else value
+            alone |= dict.fromkeys(OF_RUNS.keys() & kwargs.keys(), _ignored)
+            try:
+                self.function(**self._arguments(alone))
+            except (Exception, SystemExit):
+                return row
+        return None
 
     def _checked(self, values: Any, kwargs: Mapping[str, Any]) -> list[float | None]:
         """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.
@@ -150,14 +192,51 @@ class CheckedReward:
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
-        resume = ", or --resume a run with a checkpoint" if self.noun == "reward" else ""
-        return RunError(f"the {self.noun} {self.name} {what}; correct it, then run the command again{resume}.")
+        again = "" if self.defers else "; correct it, then run the command again."
+        return RunError(f"the {self.noun} {self.name} {what}{again}")
 
 
 class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:  # TRL awaits it
-        with self._errors_named():
+        self.failure = None
+        try:
             return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
+        except (Exception, SystemExit) as error:
+            return self._failed(error, kwargs, None)
+
+
+def _ignored(*_: Any) -> None:
+    """For ``log_metric`` of a call that only looks for an error."""
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a column, in which a function can change nothing for others; of other values the value itself."""
+    if isinstance(value, list):
+        return [_copied(element) for element in value]
+    if isinstance(value, dict):
+        return {key: _copied(element) for key, element in value.items()}
+    return value
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the user's function where it raised: not of a library that it calls."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    if not frames:
+        return "in its call"
+    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f"{Path(last.filename).name}, line {last.lineno}"
+
+
+def _described(kwargs: Mapping[str, Any], row: int) -> str:
+    """A row for a message: its prompt, completion and answer, shortened."""
+    parts = []
+    for name in ("prompts", "completions", "answer"):
+        values = kwargs.get(name)
+        if isinstance(values, list) and row < len(values):
+            value = values[row]
+            text = value[-1].get("content") if isinstance(value, list) and value else value
+            parts.append(f"{name.removesuffix('s')} {shorten(str(text), 80)!r}")
+    return f"row {row + 1} of the batch: {', '.join(parts)}"
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:

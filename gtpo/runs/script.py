@@ -39,14 +39,23 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, UsageError | ArgumentError | RunError):
-            _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
+        sentence = printable(" ".join(str(error).split()))
+        if isinstance(error, RunError):
+            of_user_code = f" {_write_traceback()} has the traceback." if error.__cause__ else ""
+            _exit(f"{sentence}{of_user_code}", 1)
+        if isinstance(error, UsageError | ArgumentError):
+            _exit(sentence, 2)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
-        with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
-            traceback.print_exc(file=file)
-        _exit(f"{last_line(error)}. {file.name} has the traceback; --debug shows it.", 1 + (not _training))
+        _exit(f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
     sys.exit(0)
+
+
+def _write_traceback() -> str:
+    """The path of a file with the traceback of the current error."""
+    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+    return file.name
 
 
 def training_begins() -> None:

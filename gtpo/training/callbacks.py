@@ -7,6 +7,7 @@ of a run see a fault (a signal, a value that is not finite) at different times, 
 import json
 import logging
 import math
+import random
 import signal
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model_state_dict
@@ -27,7 +29,7 @@ from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter
 from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import RunDirectory, resume_command, rotate, write_manifest
+from gtpo.runs.directory import RunDirectory, damage, resume_command, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +290,25 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
+def raise_failed_reward(trainer: Any) -> None:
+    """Raise what a reward function raised on any process, with the last finished step saved; all have to call it."""
+    failures = [failure for f in trainer.reward_funcs if (failure := getattr(f, "failure", None)) is not None]
+    messages = gather_object([str(failure) for failure in failures])
+    if messages:
+        how = save_finished_step(trainer)
+        cause = failures[0].__cause__ if failures else None
+        raise RunError(f"{messages[0]}; correct it, then {how}.") from cause
+
+
+def save_finished_step(trainer: Any) -> str:
+    """Write a checkpoint of the last finished step of a run that stops within one; how the run continues."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, CompleteCheckpoints):
+            callback.save_finished_step()
+    run = RunDirectory(trainer.args.output_dir)
+    return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
+
+
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
     """Raise RunError for rewards that are not finite, or a batch without a reward; every process has to call it.
 
@@ -305,13 +326,15 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
     if wrong is None and not (rewards * trainer.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
         wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
     if wrong is not None:
+        save_finished_step(trainer)
         columns = ["prompt", "completion", *names]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
         raise non_finite_error(wrong, trainer, rows=rows, mend="a reward function that returns numbers, or None")
     if rewards.isnan().all():
+        how = save_finished_step(trainer)
         raise RunError(
             f"{' and '.join(names)} returned None for all {len(rewards)} completions of step "
-            f"{trainer.state.global_step + 1}, so none has a reward: return a number where the reward applies."
+            f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then {how}."
         )
 
 
@@ -354,6 +377,25 @@ class CompleteCheckpoints(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.limit: int | None = None
+        self.random_state: Any = None  # at the end of the last step
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self.random_state = random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+
+    def save_finished_step(self) -> None:
+        """Write the checkpoint of the last step, as if it had been its turn; within the next one."""
+        trainer, run = self.trainer, RunDirectory(self.trainer.args.output_dir)
+        if self.random_state is None or damage(run.checkpoint(trainer.state.global_step)) is None:
+            return
+        python, numpy, torch_state, on_gpu = self.random_state
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_state)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+        trainer._save_checkpoint(trainer.model, trial=None)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.limit, args.save_total_limit = args.save_total_limit, None

@@ -562,3 +562,17 @@ def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--reward_weights", "0", "0"], "reward_weights is .*would add up to 0"),
+        (["--remove_unused_columns", "true"], "remove_unused_columns is True: expected false, because the rewards"),
+    ],
+)
+def test_settings_that_leave_no_reward_are_refused(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        settings(*argv)
+    assert settings("--reward_weights", "0", "1")["reward_weights"] == [0.0, 1.0]
+    assert settings(method="sft")["remove_unused_columns"] is True

@@ -119,6 +119,9 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
         ("return (1 / 0 for _ in completions)", "ZeroDivisionError"),
         ("columns['log_metric']('z', 'abc')", "ValueError"),
         ("columns['log_metric']('step', 1)", "'step'"),
+        ("columns['log_metric']('reward', 77)", "'reward'"),  # averaged with the run's own
+        ("columns['log_metric']('accuracy', 0.25)", "'accuracy'"),
+        ("columns['log_metric']('conflict_tokens', 1)", "'conflict_tokens'"),
         ("columns['log_metric']('eval_runtime', 1)", "'eval_runtime'"),  # of held-out rows
         ("columns['log_metric']('rewards/f/mean', 1)", "'rewards/f/mean'"),
         ("columns['log_metric']('train_loss', 1)", "'train_loss'"),

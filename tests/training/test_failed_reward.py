@@ -1,0 +1,118 @@
+"""A reward that raises: file, line and row in the message, the traceback in a log, and no step lost."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.scripts import Ended
+from safetensors.torch import load_file
+
+from gtpo.errors import RunError
+from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
+from gtpo.prompts import PAPER
+from rewards import rewards_in
+
+REWARD = """
+from pathlib import Path
+calls = []
+
+def late(completions, answer, **columns):
+    calls.append(1)
+    return [score(text[0]["content"], gold) for text, gold in zip(completions, answer)]
+
+def score(text, gold):
+    if len(calls) > 3 and Path("odd").exists():
+        raise KeyError("weird row")
+    return float(len(text) % 7)
+"""
+TRAIN = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "6"]
+TRAIN += ["--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none", "--reward", "rw.py:late"]
+
+
+def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    (tmp_path / "rw.py").write_text(REWARD)
+    (tmp_path / "odd").touch()
+    ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late")
+    last = ended.stderr.splitlines()[-1]
+    assert ended.code == 1
+    assert re.search(
+        r"the reward rw\.py:late raised KeyError: 'weird row' \(rw\.py, line 11\) for row 1 of the batch", last
+    ), last
+    assert "completion '" in last and "answer '" in last and "prompt '" in last
+    assert "--resume outputs/late" in last
+    log = re.search(r"(\S+\.log) has the traceback", last)
+    assert log and 'raise KeyError("weird row")' in Path(log[1]).read_text()
+    assert (tmp_path / "outputs/late/checkpoint-3/files.json").is_file()
+
+    (tmp_path / "odd").unlink()
+    command = re.search(r"python (train_gtpo\.py|\S+/train_gtpo\.py) (--resume .*?)\. /", last)
+    assert command
+    ended = run_script(tmp_path, "train_gtpo.py", *command[2].split())
+    assert ended.code == 0, ended.stderr[-2000:]
+    ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/whole")
+    assert ended.code == 0, ended.stderr[-2000:]
+    weights = [load_file(tmp_path / f"outputs/{run}/adapter/adapter_model.safetensors") for run in ("late", "whole")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    (tmp_path / "rw.py").write_text(REWARD.replace('raise KeyError("weird row")', "return float('inf')"))
+    (tmp_path / "odd").touch()
+    ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late")
+    assert ended.code == 1 and "--resume outputs/late" in ended.stderr
+    assert (tmp_path / "outputs/late/checkpoint-3/files.json").is_file()
+
+
+# Body of a reward of two completions -> what the message names besides the error.
+PLACES = [
+    ("return [1 / (text == 'a') for text in completions]", r"line 4\) for row 2 of the batch: completion 'b'"),
+    ("import json\n    return [json.loads(text) for text in completions]", r"line 5\) for row 1 of the batch"),
+    ("return [completions[1 - i][9] for i in (0, 1)]", r"line 4\) for row 1"),
+    ("if len(completions) > 1:\n        raise OSError('busy')\n    return [1.0]", r"line 5\)$"),  # of no row alone
+]
+
+
+@pytest.mark.parametrize(("body", "words"), PLACES, ids=[words for _, words in PLACES])
+def test_the_message_names_the_line_and_the_row(body: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"\n\ndef mine(completions, **columns):\n    {body}\n")
+    (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], {}, [])
+    with pytest.raises(RunError, match=words.replace("$", "; correct it")) as caught:
+        reward(completions=["a", "b"])
+    assert caught.value.__cause__ is not None
+    reward.defers = True
+    assert reward(completions=["a", "b"]) == [0.0, 0.0] and "own.py:mine raised" in str(reward.failure)
+
+
+def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
+    def mutate(completions: Any, answer: Any, **_: Any) -> list[float]:
+        for i, completion in enumerate(completions):
+            completion[0]["content"] = "gone"
+            answer[i] = "gone"
+        return [1.0] * len(completions)
+
+    text = "<reasoning>a</reasoning><answer>3</answer>"
+    rows = {"completions": [[{"role": "assistant", "content": text}]], "answer": ["3"], "prompts": ["p"]}
+    rewards = [checked_reward(mutate), *load_rewards(["accuracy"], rewards_in(PAPER), [])]
+    assert [reward(**rows) for reward in rewards] == [[1.0], [10.0]]
+    assert rows["completions"][0][0]["content"] == text and rows["answer"] == ["3"]
+
+
+def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
+    logged: dict[str, float] = {}
+    for reward in load_rewards(["format", "accuracy"], rewards_in(PAPER), []):
+        reward(completions=["<answer>3</answer>"], answer=["3"], log_metric=logged.__setitem__)
+        assert set(reward.function.metrics) <= OF_RUNS["log_metric"]
+    assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
+
+
+def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    import json
+
+    ended = run_script(tmp_path, "train_gtpo.py", *TRAIN[:-2], "--max_steps", "1", "--output_dir", "outputs/run")
+    assert ended.code == 0, ended.stderr[-2000:]
+    names = set(json.loads((tmp_path / "outputs/run/metrics.jsonl").read_text().splitlines()[0]))
+    assert len(names) > 25
+    assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]
