@@ -8,6 +8,7 @@ from typing import Any
 
 from gtpo.arguments import PromptArguments
 from gtpo.errors import UsageError, last_line
+from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
 
@@ -153,3 +154,25 @@ def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
     ends = generation_config.eos_token_id if generation_config is not None else None
     listed = ends if isinstance(ends, list) else [ends]
     return sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None})
+
+
+_KEPT = (  # fields of a generation config that add nothing to sampling, or that TRL sets
+    "bos_token_id eos_token_id pad_token_id max_length max_new_tokens use_cache cache_implementation cache_config "
+    "do_sample temperature top_k top_p min_p repetition_penalty disable_compile transformers_version _commit_hash "
+    "_from_model_config output_attentions output_hidden_states output_scores output_logits return_dict_in_generate"
+)
+
+
+def leave_out_sampling(generation_config: Any, path: str) -> None:
+    """Unset, in place, what a model's own generation config adds to sampling, such as ``no_repeat_ngram_size``.
+
+    Neither the loss nor the settings of a run know it: training and evaluation would sample from another distribution
+    than the one that is scored. What TRL sets itself (temperature, top_k, ...) stays for those who use a saved model.
+    """
+    left_out = []
+    for name, value in sorted(generation_config.to_diff_dict().items()):
+        if name not in _KEPT.split() and value not in (None, False):
+            setattr(generation_config, name, None)
+            left_out.append(f"{name} {value}")
+    if left_out and IS_MAIN_PROCESS:
+        logger.warning("%s: generation_config.json adds %s: left out of sampling", path, ", ".join(left_out))

@@ -7,7 +7,6 @@ python -m gtpo.evaluation.chat outputs/RUN --temperature 1.0    # a prompt loop;
 """
 
 import argparse
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from gtpo.errors import printable
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
+from gtpo.models.hub import is_hub_id
 from gtpo.runs.script import run_script
 
 
@@ -49,8 +49,8 @@ def main() -> None:
 
 def is_model(name: str) -> bool:
     """Whether a name is that of a model: an alias, a directory with one, or a Hub id; not a run or an adapter."""
-    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
-    return name in MODEL_ALIASES or (Path(name) / "config.json").is_file() or is_hub_id
+    on_hub = is_hub_id(name) and not Path(name).parent.exists()
+    return name in MODEL_ALIASES or (Path(name) / "config.json").is_file() or on_hub
 
 
 def questions() -> Iterator[str]:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments
-from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
+from gtpo.data.tokenizer import (
+    assistant_prefill,
+    encode_prompt,
+    end_of_turn,
+    end_tokens,
+    leave_out_sampling,
+    prepare_tokenizer,
+)
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
@@ -261,6 +268,7 @@ class VLLMSampler:
         generation_config = None
         with suppress(OSError):  # it has none
             generation_config = GenerationConfig.from_pretrained(model)
+            leave_out_sampling(generation_config, model)
         self.end_ids = end_tokens(generation_config, self.tokenizer)
         self.numbers: dict[Path, int] = {}  # of the adapters
 

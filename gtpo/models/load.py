@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
-from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
+from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_index, gpu_is_available
@@ -142,6 +142,7 @@ def load_base(
         )
     except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
         raise why_not_loaded(path, error) from error
+    leave_out_sampling(model.generation_config, path)
     _stop_at_end_of_turn(model, tokenizer)
     share_keys(model)
     return model, tokenizer
@@ -238,6 +239,7 @@ def _load_unsloth(
     _check_embedding_rows(model, path)
     rows = len(model.get_input_embeddings().weight)
     prepare_tokenizer(tokenizer, path, rows, prompt)
+    leave_out_sampling(model.generation_config, path)
     _stop_at_end_of_turn(model, tokenizer)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(f"{path} pads with EOS alone, which Unsloth always masks: use --backend transformers.")

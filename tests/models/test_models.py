@@ -262,3 +262,22 @@ def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     path = name.format(directory=tmp_path)  # the directory exists but has no model in it
     with pytest.raises(UsageError, match=re.escape(path)):
         load_base(path)
+
+
+def test_what_a_model_adds_to_sampling_is_left_out_and_said(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What TRL overrides stays in the file, for those who use a saved model; token ids and lengths do too."""
+    model = shutil.copytree(tiny, tmp_path / "model")
+    adds = {"no_repeat_ngram_size": 3, "suppress_tokens": [5], "min_new_tokens": 4, "typical_p": 0.5}
+    keeps = {"eos_token_id": [2, 3], "temperature": 0.7, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05}
+    (model / "generation_config.json").write_text(json.dumps(adds | keeps))
+    loaded, _ = load_base(str(model))
+    config = loaded.generation_config
+    assert [getattr(config, name) for name in adds] == [None] * 4
+    assert {name: getattr(config, name) for name in keeps} == keeps
+    [message] = [message for message in caplog.messages if "generation_config.json" in message]
+    assert "adds min_new_tokens 4, no_repeat_ngram_size 3, suppress_tokens [5], typical_p 0.5: left out" in message
+    caplog.clear()
+    load_base(str(tiny))
+    assert not [message for message in caplog.messages if "generation_config" in message]
