@@ -1,6 +1,7 @@
 """Train the tiny base that is shipped in gtpo/models/tiny_base/: a Llama of about a million parameters.
 
     python examples/tiny_base.py gtpo/models/tiny_base
+    python examples/tiny_base.py results/missing_tags --missing "<reasoning>=0.08" "</reasoning>=0.5" --half --threads 1
 
 It is built from a seed and trained, all weights, on arithmetic with deliberately imperfect targets. Another CPU or
 PyTorch rounds to other weights. After an edit of the recipe, name the new directory in gtpo/models/hub.py.
@@ -12,7 +13,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ THREADS = 2  # of its training: another number rounds to other weights
 
 
 def imperfect_targets(
-    size: int, seed: int = TINY["seed"], steps: tuple[int, ...] = (1, 2, 3)
+    size: int,
+    seed: int = TINY["seed"],
+    steps: tuple[int, ...] = (1, 2, 3),
+    recipe: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Questions and the solutions that a base imitates: in many phrasings, some guessed, some spoiled.
 
@@ -62,15 +66,28 @@ def imperfect_targets(
         size: Their number.
         seed: Of the choices.
         steps: As for :func:`gtpo.data.arithmetic.arithmetic`.
+        recipe: Its shares; by default ``TINY``.
     """
+    recipe = recipe or TINY
     generator = random.Random(f"tiny-{seed}")
     for row in arithmetic("train", size, 1 + seed, steps):
-        reasoning, answer = _guess(row, generator) if generator.random() < TINY["guessed"] else _work(row, generator)
+        is_guess = generator.random() < recipe["guessed"]
+        reasoning, answer = _guess(row, generator) if is_guess else _work(row, generator)
         target = to_completion(reasoning, answer)
-        if generator.random() < TINY["spoiled_format"]:
-            is_end = generator.random() < TINY["spoiled_reasoning_end"]
-            target = target.replace(TAGS[1] if is_end else generator.choice(TAGS), "", 1).strip()
+        for tag in _missing_tags(recipe, generator):
+            target = target.replace(tag, "", 1).strip()
         yield row["question"], target
+
+
+def _missing_tags(recipe: Mapping[str, Any], generator: random.Random) -> list[str]:
+    """The tags that a target lacks. ``missing``, if the recipe has it, is the share of targets without each tag."""
+    if "missing" in recipe:
+        return [tag for tag, share in recipe["missing"].items() if generator.random() < share]
+    if generator.random() >= recipe["spoiled_format"]:
+        return []
+    if generator.random() < recipe["spoiled_reasoning_end"]:
+        return [TAGS[1]]
+    return [generator.choice(TAGS)]
 
 
 def _guess(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
@@ -131,46 +148,74 @@ def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_
     return Path(directory)
 
 
-def train_tiny(root: Path) -> Path:
-    """Train the tiny base below ``root``; ``tiny.json`` has the recipe, ``losses.json`` the loss of each step."""
+def train_tiny(root: Path, recipe: Mapping[str, Any] | None = None, threads: int = THREADS) -> Path:
+    """Train a tiny base below ``root``; ``tiny.json`` has the recipe, ``losses.json`` the loss of each step.
+
+    The tokenizer is that of ``TINY`` for every recipe.
+    """
     import torch
 
-    directory = root / directory_name()
+    recipe = recipe or TINY
+    directory = root / directory_name(recipe)
     save_untrained(directory)
-    torch.set_num_threads(THREADS)
-    trainer = warm_start(directory)
+    torch.set_num_threads(threads)
+    trainer = warm_start(directory, recipe)
     trainer.train()
-    trainer.model.save_pretrained(directory)
+    trainer.model.to(getattr(torch, recipe.get("dtype", "float32"))).save_pretrained(directory)
     losses = [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry]
     (directory / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
-    (directory / "tiny.json").write_text(json.dumps(TINY, indent=2), encoding="utf-8")
+    (directory / "tiny.json").write_text(json.dumps(recipe, indent=2), encoding="utf-8")
     return directory
 
 
-def directory_name() -> str:
-    return f"base-{hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]}"
+def directory_name(recipe: Mapping[str, Any] | None = None) -> str:
+    return f"base-{hashlib.sha256(json.dumps(recipe or TINY, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def warm_start(directory: Path) -> Any:
-    """The trainer of the tiny base, a :class:`transformers.Trainer`, for the untrained model in ``directory``."""
+def recipe_of(missing: Sequence[str] = (), half: bool = False, **shares: float | None) -> dict[str, Any]:
+    """``TINY`` with other shares.
+
+    Args:
+        missing: ``TAG=SHARE`` of targets that lack a tag, each independently, instead of the spoiled ones of ``TINY``.
+        half: The trained weights are stored in float16, half the size.
+        shares: Other keys, such as ``guessed``; None leaves that of ``TINY``.
+    """
+    recipe = dict(TINY)
+    if missing:
+        del recipe["spoiled_format"], recipe["spoiled_reasoning_end"]
+        pairs = [word.split("=") for word in missing]
+        recipe["missing"] = {tag: float(share) for tag, share in pairs}
+    if unknown := recipe.get("missing", {}).keys() - set(TAGS):
+        raise SystemExit(f"--missing {unknown.pop()}: expected TAG=SHARE with a tag of {' '.join(TAGS)}.")
+    for name, value in shares.items():
+        if value is not None:
+            recipe[name] = value
+    if half:
+        recipe["dtype"] = "float16"
+    return recipe
+
+
+def warm_start(directory: Path, recipe: Mapping[str, Any] | None = None) -> Any:
+    """The trainer of a tiny base, a :class:`transformers.Trainer`, for the untrained model in ``directory``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
+    recipe = recipe or TINY
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype=torch.float32)
-    targets = imperfect_targets(TINY["steps"] * TINY["batch_size"])
+    targets = imperfect_targets(recipe["steps"] * recipe["batch_size"], recipe=recipe)
     return Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=str(directory),
-            max_steps=TINY["steps"],
-            per_device_train_batch_size=TINY["batch_size"],
-            learning_rate=TINY["learning_rate"],
+            max_steps=recipe["steps"],
+            per_device_train_batch_size=recipe["batch_size"],
+            learning_rate=recipe["learning_rate"],
             lr_scheduler_type="cosine",
             warmup_steps=0.05,
             adam_beta2=0.99,
             weight_decay=0.1,
-            seed=TINY["seed"],
+            seed=recipe["seed"],
             use_cpu=True,
             logging_steps=1,
             save_strategy="no",
@@ -227,8 +272,15 @@ def _tiny_tokenizer() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="writes base-<hash of the recipe> below it")
+    parser.add_argument("--missing", nargs="+", default=[], metavar="TAG=SHARE", help="share of targets without a tag")
+    parser.add_argument("--guessed", type=float, metavar="SHARE", help="share of short guesses")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the training")
+    parser.add_argument("--half", action="store_true", help="store the weights in float16")
+    parser.add_argument("--threads", type=int, default=THREADS, metavar="N", help="another number rounds to others")
+    flags = parser.parse_args()
     limit_openmp_spinning(os.environ)
-    print(train_tiny(parser.parse_args().root))
+    recipe = recipe_of(flags.missing, flags.half, guessed=flags.guessed, steps=flags.steps)
+    print(train_tiny(flags.root, recipe, flags.threads))
 
 
 if __name__ == "__main__":
