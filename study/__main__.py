@@ -1,7 +1,9 @@
 """What was studied with small models on a CPU; docs/reproduction.md, figures.md and mechanism.md have the results.
 
+    python -m study compare --arms grpo gtpo my_objective.py:Mine --n_seeds 5     # objectives, paired by seed
+    python -m study compare missing_tags --list                   # a planned comparison of study/experiments.yaml
     python -m study collapse                                      # GRPO and GTPO with the published optimizer
-    python -m study collapse --scale paper --stage 1 --list       # the same question on a GPU, with its hours
+    python -m study compare llama --gpus 0 1 --list               # the same question on a GPU, with its hours
     python -m study headroom                                      # GTPO and GRPO from the base of `--model tiny`
     python -m study smol                                          # SmolLM2, hours (`make smol`)
     python -m study mechanism --only tiny                         # what one update of each objective does
@@ -12,89 +14,165 @@ Finished runs are skipped and interrupted ones resume: the same command continue
 """
 
 import argparse
+import shlex
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+from gtpo.errors import UsageError
+from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.figures import draw_all
-from paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
+from paper.matrix import Evaluation, Experiment, Matrix, evaluations_of, experiments_of, load_matrix, seeds_of_all
+from paper.runner import slots_of
 from paper.slurm import run_missing
 from paper.states import table
 from rewards import rewards_in
+from study.bench import Comparison, numbers_of, pick, read_experiments, settings_of
+from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
 from study.mechanism import measure, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
-from study.page import COMPARED, comparison_lines, write_page
-from study.stages import MODELS, run_stage, runs_of_stage
+from study.page import COMPARED, comparison_lines
+from study.page import write_page as write_pages
+
+Flags = argparse.Namespace
+HELPS = {
+    "compare": "objectives, paired by seed: runs, scores, one page",
+    "smol": "the runs of SmolLM2",
+    "collapse": "GTPO and GRPO with the published optimizer",
+    "headroom": "GTPO and GRPO from a base whose mode is wrong",
+    "mechanism": "one update of each objective",
+    "claim": "single claims, with other seeds",
+    "page": "results/ and the generated pages",
+}
+OF_ANY_COMPARISON = {"name", "seeds", "output_dir", "plan", "dirty", "jobs", "gpus"}  # also of a planned one
 
 
 def parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    helps = {
-        "smol": "the runs of SmolLM2",
-        "collapse": "GTPO and GRPO with the published optimizer",
-        "headroom": "GTPO and GRPO from a base whose mode is wrong",
-        "mechanism": "one update of each objective",
-        "claim": "single claims, with other seeds",
-        "page": "results/ and the generated pages",
-    }
-    added = {name: commands.add_parser(name, help=text, allow_abbrev=False) for name, text in helps.items()}
+    added = {name: commands.add_parser(name, help=text, allow_abbrev=False) for name, text in HELPS.items()}
+    for flag, options in read_experiments()["flags"].items():
+        added["compare"].add_argument(flag, **options)
     added["claim"].add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
     added["mechanism"].add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
     for name in ("headroom", "collapse", "mechanism"):
         added[name].add_argument("--only", nargs="+", default=[""], metavar="PART", help="only names with such a part")
     for name in ("smol", "collapse", "headroom", "claim"):
         added[name].add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
-    for name in ("smol", "collapse", "headroom", "mechanism", "claim"):
+    for name in ("compare", "smol", "collapse", "headroom", "mechanism", "claim"):
         added[name].add_argument("--jobs", type=int, metavar="N", help="runs at the same time")
         added[name].add_argument("--list", action="store_true", help="print states and costs, and exit")
-    stages = added["collapse"].add_argument_group("on a GPU")
-    stages.add_argument("--scale", choices=("tiny", "paper"), default="tiny", help="paper: LLaMA on GSM8K [tiny]")
-    stages.add_argument("--stage", type=int, choices=(1, 2), default=1, help="1: GRPO; 2: the four arms [1]")
-    stages.add_argument("--model", choices=MODELS, default="llama", help="llama-1b: perhaps 0.2 of the hours [llama]")
-    stages.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs")
-    stages.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
     return parser
 
 
-def main() -> None:
-    flags, matrix = parser().parse_args(), load_matrix()
-    failures: list[str] = []
-    if flags.command == "page":
-        print(*write_page(matrix), sep="\n")
-    elif flags.command == "mechanism" and flags.policy:
+def compare(flags: Flags) -> list[str]:
+    """Plan, run and report a comparison; a message for each failure."""
+    planned, directory = read_experiments()["comparisons"], flags.output_dir and Path(flags.output_dir)
+    keys = {flag.removeprefix("--") for flag in read_experiments()["flags"]} - OF_ANY_COMPARISON
+    given = {key: value for key, value in vars(flags).items() if key in keys and value is not None}
+    if flags.name and given:
+        raise UsageError(
+            f"--{min(given)}: {flags.name} is planned in study/experiments.yaml; only --seeds may be given."
+        )
+    given |= {"set": settings_of(flags.set or ())} | ({"seeds": flags.seeds} if flags.seeds else {})
+    spec = pick("comparison", flags.name, planned) if flags.name else given
+    comparison = Comparison(flags.name, spec, directory)
+    seeds = numbers_of(flags.seeds) if flags.seeds else comparison.seeds
+    if flags.plan:
+        path = comparison.results / PLAN
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, plan_text(comparison))
+        print(f"{path}: commit it before the runs: git add --force {path}")
+        return []
+    print(state_line(comparison, *works_of(comparison, seeds)), flush=True)
+    if flags.list:
+        return []
+    refuse_dirty(flags.dirty)
+    failures = run_comparison(comparison, seeds, slots_of("tiny", flags.gpus, flags.jobs))
+    command = shlex.join(["python", "-m", "study", *sys.argv[1:]])
+    print(*write_page(comparison, comparison.directory, command), sep="\n")
+    return failures
+
+
+def page(flags: Flags) -> list[str]:
+    print(*write_pages(load_matrix()), sep="\n")
+    return []
+
+
+def mechanism(flags: Flags) -> list[str]:
+    """What one update does, of all policies or of one."""
+    matrix = load_matrix()
+    if flags.policy:
         measure(matrix, flags.policy, rewards_in)
-    elif flags.command == "mechanism" and flags.list:
+        return []
+    if flags.list:
         print(*policy_list(policies_of(matrix, flags.only)), sep="\n")
-    elif flags.command == "mechanism":
-        policies, failures = run_policies(matrix, flags.only, flags.jobs)
-        print(*(policy.path for policy in policies if policy.is_finished), sep="\n")
-    elif flags.command == "claim" and not flags.names:
+        return []
+    policies, failures = run_policies(matrix, flags.only, flags.jobs)
+    print(*(policy.path for policy in policies if policy.is_finished), sep="\n")
+    return failures
+
+
+def claim(flags: Flags) -> list[str]:
+    """Single claims: the runs that they read, and their verdicts."""
+    if not flags.names:
         print(claim_list())
-    elif flags.command == "collapse" and flags.scale == "paper" and flags.list:
-        print(table(matrix, [], "paper", runs_of_stage(matrix, flags.stage, flags.model), []))
-    elif flags.command == "collapse" and flags.scale == "paper":
-        lines, failures = run_stage(matrix, flags.stage, flags.model, flags.gpus, flags.slurm)
-        print(*lines, sep="\n")
-    else:
-        claims = find_claims(flags.names) if flags.command == "claim" else []
-        scale = "tiny" if claims else flags.command
-        figures = [] if claims else [scale]
-        seeds = flags.seeds or seeds_of_all(matrix, scale)
-        if claims:
-            experiments, evaluations = work_of(matrix, claims, seeds)
-        else:
-            experiments = experiments_of(matrix, figures, scale, seeds, getattr(flags, "only", [""]))
-            if scale in COMPARED:
-                experiments = [replace(run, argv=("-m", "study.train", *run.argv)) for run in experiments]
-            evaluations = evaluations_of(matrix, figures, scale, experiments)
-        if flags.list:
-            return print(table(matrix, figures, scale, experiments, evaluations))
-        results, failures = run_missing(scale, experiments, evaluations, flags.jobs)
-        written, missing = draw_all(matrix, figures, scale, results)
-        compared = comparison_lines(matrix, scale, results)
-        print(*report(matrix, claims, results, seeds), *compared, *written, *missing, sep="\n")
+        return []
+    matrix, claims = load_matrix(), find_claims(flags.names)
+    seeds = flags.seeds or seeds_of_all(matrix, "tiny")
+    experiments, evaluations = work_of(matrix, claims, seeds)
+    lines = partial(report, matrix, claims, seeds=seeds)
+    return _run(flags, matrix, [], "tiny", (experiments, evaluations), lines)
+
+
+def scale(flags: Flags) -> list[str]:
+    """The runs of SmolLM2, of headroom or of collapse."""
+    matrix = load_matrix()
+    name = flags.command
+    seeds = flags.seeds or seeds_of_all(matrix, name)
+    experiments = experiments_of(matrix, [name], name, seeds, getattr(flags, "only", [""]))
+    if name in COMPARED:
+        experiments = [replace(run, argv=("-m", "study.train", *run.argv)) for run in experiments]
+    evaluations = evaluations_of(matrix, [name], name, experiments)
+    return _run(
+        flags,
+        matrix,
+        [name],
+        name,
+        experiments,
+        evaluations,
+        lambda results: [*comparison_lines(matrix, name, results)],
+    )
+
+
+def _run(
+    flags: Flags,
+    matrix: Matrix,
+    figures: list[str],
+    scale: str,
+    works: tuple[list[Experiment], list[Evaluation]],
+    lines: Callable[..., Iterable[str]],
+) -> list[str]:
+    """Do what is missing, or list it; ``lines``: what the results say."""
+    if flags.list:
+        print(table(matrix, figures, scale, *works))
+        return []
+    results, failures = run_missing(scale, *works, flags.jobs)
+    written, missing = draw_all(matrix, figures, scale, results)
+    print(*lines(results=results), *written, *missing, sep="\n")
+    return failures
+
+
+COMMANDS = {"compare": compare, "page": page, "mechanism": mechanism, "claim": claim}
+
+
+def main() -> None:
+    flags = parser().parse_args()
+    failures = COMMANDS.get(flags.command, scale)(flags)
     print(*failures, sep="\n", end="\n" if failures else "")
     sys.exit(1 if failures else 0)
 

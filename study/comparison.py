@@ -1,17 +1,86 @@
-"""Paired comparisons of two arms over seeds: interval of the mean difference, exact p, Holm's correction."""
+"""Two arms paired by seed: interval of the mean difference, exact p, Holm's correction, the best rate of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import comb
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paper.figures import mean_of
+from paper.results import Results
+from study.measures import SeedRuns, late, measure_of, rounded
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
+MEANS = ("accuracy", "formatting", "entropy")
+Row = dict[str, Any]
 
 
-def compare(differences: Sequence[float]) -> dict[str, Any]:
+class Pair(NamedTuple):
+    """The runs of two arms at the same seeds. Differences are the second one minus the first."""
+
+    results: Results
+    names: Sequence[str]
+    seeds: Sequence[int]
+    window: int  # steps of the trailing mean
+    benchmark: str = "arithmetic"  # of the scores
+
+    def runs(self) -> list[SeedRuns]:
+        return [SeedRuns(self.results, seed, self.window) for seed in self.seeds]
+
+    def values(self, measure: str) -> dict[int, list[float]]:
+        """Seed -> a measure (:func:`study.measures.measure_of`) of both arms, where both have it."""
+        found = {}
+        measures = [measure_of(measure, name, self.benchmark) for name in self.names]
+        for runs in self.runs():
+            with suppress(KeyError):
+                found[runs.seed] = [each.value(runs) for each in measures]
+        return found
+
+    def row(self, measure: str) -> Row:
+        """What :func:`compare` says of a measure, and the means of both arms."""
+        values = [*self.values(measure).values()]
+        means = [rounded(fmean(column)) for column in zip(*values, strict=True)]
+        return compare([b - a for a, b in values]) | {"means": means}
+
+    def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
+        """How many runs of each arm are lost, and McNemar's p."""
+        first, second = ([is_lost(runs, name) for runs in self.runs()] for name in self.names)
+        return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
+
+
+def pair_of(
+    results: Results, names: Sequence[str], seeds: Sequence[int], origins: Mapping[str, Any], window: int
+) -> tuple[Pair, int]:
+    """The seeds that both arms have from one revision and machine; and how many are left out for being of two."""
+    both = [seed for seed in seeds if all((name, seed) in results.runs for name in names)]
+    same = []
+    for seed in both:
+        first, second = (origins.get(f"{name}-s{seed}") for name in names)
+        same += [seed] if first == second else []
+    return Pair(results, names, same, window), len(both) - len(same)
+
+
+def rate_rows(results: Results, names: Sequence[str], seeds: Sequence[int], window: int) -> dict[str, Row]:
+    """Run -> means of the last quarter over the seeds that choose a rate, with intervals, and how many there are."""
+    rows = {}
+    for name in names:
+        found = [seed for seed in results.seeds(name) if seed in seeds]
+        if found:
+            means = {key: mean_of([late(results.curve(name, seed, key)) for seed in found]) for key in MEANS}
+            rows[name] = {**means, "seeds": len(found)}
+    return rows
+
+
+def best_of(rows: Mapping[str, Row], names: Sequence[str], seeds: int) -> str | None:
+    """The run with the highest accuracy among some rates; None until all have all seeds."""
+    if not all(name in rows and rows[name]["seeds"] == seeds for name in names):
+        return None
+    return max(names, key=lambda name: rows[name]["accuracy"][0])
+
+
+def compare(differences: Sequence[float]) -> Row:
     """Number, mean and half width of the 95 % interval of paired differences, and their p over signs."""
     mean, half_width = mean_of(differences)
     return {"seeds": len(differences), "mean": mean, "half_width": half_width, "p": sign_flip_p(differences)}
@@ -38,14 +107,17 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
     """The exact p of McNemar's test: is one of two paired outcomes more frequent?"""
     pairs = list(zip(first, second, strict=True))
-    only_first, only_second = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    n = only_first + only_second
-    return min(1.0, 2 * sum(comb(n, k) for k in range(min(only_first, only_second) + 1)) / 2**n)
+    only_first = pairs.count((True, False))
+    only_second = pairs.count((False, True))
+    n, least = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n)
 
 
-def holm(ps: Mapping[str, float]) -> dict[str, float]:
-    """The p of each member of a family after Holm's correction."""
-    adjusted, highest = {}, 0.0
-    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
-        adjusted[name] = highest = max(highest, min(1.0, (len(ps) - rank) * p))
-    return adjusted
+def add_holm(rows: Sequence[Row]) -> None:
+    """Give each row of a family its ``holm``, the p after Holm's correction, once every row has a p."""
+    if any(row["p"] is None for row in rows):
+        return
+    highest = 0.0
+    for rank, row in enumerate(sorted(rows, key=lambda row: row["p"])):
+        highest = max(highest, min(1.0, (len(rows) - rank) * row["p"]))
+        row["holm"] = highest

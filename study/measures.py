@@ -8,7 +8,7 @@ from statistics import fmean
 
 from pandas import Series
 
-from paper.results import Results
+from paper.results import GREEDY, Results
 
 
 def trailing(values: Series, window: int) -> Series:
@@ -61,6 +61,14 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}") if value is not None and isfinite(value) else None
 
 
+def statistic(of: str) -> Callable[[Series, int], float]:
+    """A key of ``STATISTICS``, or the mean over some steps: ``6-100``."""
+    first, dash, last = of.partition("-")
+    if not dash:
+        return STATISTICS[of]
+    return lambda values, window: float(values.loc[int(first) : int(last)].mean())
+
+
 STATISTICS: dict[str, Callable[[Series, int], float]] = {
     "early": lambda values, window: quarters(values)[0],
     "first_third": lambda values, window: float(values.iloc[: len(values) // 3].mean()),
@@ -96,7 +104,7 @@ class Measure:
 
     Attributes:
         name: A metric of the training, or a score of the evaluation (``pass@32``, ``pass_lenient@1``).
-        of: The statistic of the metric, a key of ``STATISTICS``; the benchmark of a score.
+        of: The statistic of the metric, as for :func:`statistic`; the benchmark of a score.
         runs: Their names.
     """
 
@@ -113,4 +121,12 @@ class Measure:
         """The number of one seed; raises as :class:`SeedRuns`."""
         if self.benchmark:
             return fmean(runs.score(name, self.of, self.name) for name in self.runs)
-        return fmean(STATISTICS[self.of](runs.curve(name, self.name), runs.window) for name in self.runs)
+        measure = statistic(self.of)
+        return fmean(measure(runs.curve(name, self.name), runs.window) for name in self.runs)
+
+
+def measure_of(text: str, run: str, benchmark: str = "arithmetic") -> Measure:
+    """``accuracy late``, ``formatting 1-100``: of the training; ``pass@1 greedy``, ``pass@1 sampled``: a score."""
+    name, _, of = text.rpartition(" ")
+    of_score = {"greedy": benchmark + GREEDY, "sampled": benchmark}
+    return Measure(name, of_score[of] if "@" in name else of, (run,))

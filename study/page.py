@@ -7,7 +7,7 @@ Every number comes from results/, the condensed runs; the templates have the tex
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,13 +27,15 @@ from paper.matrix import (
     select_figures,
 )
 from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
+from study.bench import Comparison, read_experiments
 from study.claims import read_claims
-from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_survival
-from study.collapse import STORED as COLLAPSE_METRICS
+from study.collapse import ADMISSION, admission, comparison, draw_survival, families
+from study.compare import works_of
+from study.compare import write_page as write_comparison_page
 from study.measures import STATISTICS, largest_loss, rounded
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render
-from study.stages import hours_of_stage
+from study.storage import ORIGINS, store
 from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
 
 PLACES = {  # scale -> condensed runs
@@ -44,7 +46,6 @@ PLACES = {  # scale -> condensed runs
 }
 COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
-ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 LOSES = 20.0  # points below an earlier value
 FINDINGS = "found.template.md"  # for README.md
 PAGES = {  # template -> page
@@ -54,6 +55,10 @@ PAGES = {  # template -> page
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 STORED = (*METRICS, "step_time", "grad_norm")
+COLLAPSE_METRICS = (  # beyond those of the figures
+    *("completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push", "sampler_gap"),
+    *(f"tag_logps/{tag}" for tag in ("reasoning_start", "reasoning_end", "answer_start", "answer_end")),
+)
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 DECIDED = VERDICTS[:3]
 
@@ -85,12 +90,11 @@ def summarize(
         "claims": claims,
         "tags": tags_of(mechanism),
         "families": {
-            family.title: comparison(found[family.scale], window, family, origins.get(family.scale, {}))
+            title: comparison(found[family.scale], window, family, origins.get(family.scale, {}))
             | {"admission": admission(found[family.scale], window, family), "planned": len(family.seeds)}
-            for family in FAMILIES
+            for title, family in families().items()
             for window in [matrix[family.scale]["window"]]
         },
-        "stages": {str(stage): hours_of_stage(matrix, stage) for stage in (1, 2)},
         "smol": {
             "claims": of_smol,
             "runs": {
@@ -180,7 +184,7 @@ def page_of(summary: Mapping[str, Any], template: str) -> str:
 
 def comparison_lines(matrix: Matrix, scale: str, results: Results) -> Iterator[str]:
     """For the terminal: which rates the rule admits, and GTPO minus GRPO of each family of a scale."""
-    for family in (family for family in FAMILIES if family.scale == scale):
+    for family in (family for family in families().values() if family.scale == scale):
         for name, row in admission(results, matrix[scale]["window"], family).items():
             counts = f"{row['learns']} of {len(row['seeds'])} learn, {row['lost']} are lost"
             yield f"{name}: {counts}{': ADMITTED' if row['admitted'] else ''}"
@@ -218,14 +222,9 @@ def write_page(matrix: Matrix) -> list[Path]:
     found, written = {}, []
     for scale, directory in PLACES.items():
         finished = [run for run in stored_runs(matrix, scale) if run.run.is_finished]
-        stored = read_results([directory])
         if finished:
-            new = only(read_results([RUNS / scale]), [(run.name, run.seed) for run in finished])
-            runs = {run: rows.reset_index() for results in (stored, new) for run, rows in results.runs.items()}
-            merged = Results.of(runs, [*stored.scores.get("entry", ()), *new.scores.get("entry", ())])
-            condense(merged, directory, (*STORED, *COLLAPSE_METRICS) if scale in COMPARED else STORED)
-            if scale in COMPARED:
-                store_origins(directory, finished)
+            metrics = (*STORED, *COLLAPSE_METRICS) if scale in COMPARED else STORED
+            store(directory, RUNS / scale, finished, metrics, origins=scale in COMPARED)
         directory.mkdir(parents=True, exist_ok=True)
         found[scale] = read_results([directory])
         if scale == "tiny":
@@ -242,59 +241,38 @@ def write_page(matrix: Matrix) -> list[Path]:
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
         write_atomically(page, page_of(summary, template))
+    written += [path for name in read_experiments()["comparisons"] for path in write_comparison(name)]
     findings = page_of(summary, FINDINGS).strip()
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", findings))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 
 
-def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
-    """Store some metrics of every step, rounded to five significant digits, and the scores without completions.
-
-    ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
-    entries = []
-    for entry in results.scores.get("entry", []):
-        counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
-        entry = {**entry, "counts": counts} if counts else entry
-        entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
-    write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
-    # Last: it is by this file that results are found.
-    write_atomically(directory / METRICS_FILE, partial(kept.to_parquet, compression="zstd", index=False))
+def write_comparison(name: str) -> list[Path]:
+    """Add the finished runs of a planned comparison to its condensed ones, and write its page; the files."""
+    comparison = Comparison(name, read_experiments()["comparisons"][name])
+    finished = [run for run in works_of(comparison, comparison.seeds)[0] if run.is_finished]
+    for base in comparison.bases:
+        of_base = [run for run in finished if run.run.path.parent == comparison.place(base)]
+        if of_base:
+            metrics = (*STORED, *COLLAPSE_METRICS)
+            store(comparison.results / base.name, comparison.place(base), of_base, metrics, origins=True)
+    if not any(comparison.results.glob(f"*/{METRICS_FILE}")):
+        return []
+    return write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
 
 
 def stored_runs(matrix: Matrix, scale: str) -> list[Experiment]:
     """The runs whose results are stored; of SmolLM2 without the warm start, from which the others start."""
     figures = select_figures(matrix, ["all"], scale) if scale == "tiny" else [scale]
-    planned = {seed for family in FAMILIES if family.scale == scale for seed in (*family.rates, *family.seeds)}
+    planned = {
+        seed for family in families().values() if family.scale == scale for seed in (*family.rate_seeds, *family.seeds)
+    }
     seeds = SMOL_SEEDS if scale == "smol" else sorted({*ADMISSION, *planned}) if planned else None
     return [run for run in experiments_of(matrix, figures, scale, seeds) if scale != "smol" or run.experiments]
 
 
-def store_origins(directory: Path, finished: Sequence[Experiment]) -> None:
-    """Add revision and machine of some runs to origins.json: a pair that differs in one is not compared."""
-    path = directory / "origins.json"
-    origins = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    for run in finished:
-        if run.run.environment.is_file():
-            environment = json.loads(run.run.environment.read_text(encoding="utf-8"))
-            origins[run.label] = [environment.get(key) for key in ("git_revision", "platform", "cpu_count")]
-    write_atomically(path, json.dumps(origins, indent=1, sort_keys=True) + "\n")
-
-
 def read_origins(root: Path = Path()) -> dict[str, dict[str, Any]]:
     """Scale -> label of a run -> its revision and machine, of the compared runs whose origin is stored."""
-    paths = {scale: root / PLACES[scale] / "origins.json" for scale in COMPARED}
+    paths = {scale: root / PLACES[scale] / ORIGINS for scale in COMPARED}
     return {scale: json.loads(path.read_text(encoding="utf-8")) for scale, path in paths.items() if path.is_file()}
-
-
-def only(results: Results, runs: Sequence[tuple[str, int]]) -> Results:
-    """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
-    entries = [
-        row.entry
-        for (name, _, seed), row in results.scores.iterrows()
-        if name == "base" or (name.removesuffix("@best"), seed) in runs
-    ]
-    return Results.of({run: results.runs[run].reset_index() for run in runs}, entries)

@@ -4,7 +4,7 @@ from math import comb
 
 import pytest
 
-from study.comparison import compare, holm, mcnemar_p, sign_flip_p
+from study.comparison import add_holm, compare, mcnemar_p, sign_flip_p
 
 
 def test_the_interval_and_p_by_hand() -> None:
@@ -36,5 +36,7 @@ def test_mcnemar(only_first: int, only_second: int, p: float) -> None:
 
 def test_holm_by_hand() -> None:
     """0.01 · 3, 0.03 · 2, and 0.04, which is not below the one before; never above 1."""
-    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == {"b": 0.03, "c": 0.06, "a": 0.06}
-    assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
+    for ps, expected in (([0.04, 0.01, 0.03], [0.06, 0.03, 0.06]), ([0.6, 0.7], [1.0, 1.0]), ([0.2, None], None)):
+        rows = [{"p": p} for p in ps]
+        add_holm(rows)
+        assert [row.get("holm") for row in rows] == (expected or [None, None])

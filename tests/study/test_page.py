@@ -25,13 +25,13 @@ from study.page import (
     PLACES,
     README,
     fill,
-    only,
     page_of,
     read_origins,
     stored_runs,
     summarize,
     write_page,
 )
+from study.storage import only
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()

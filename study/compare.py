@@ -1,0 +1,253 @@
+"""What a comparison of objectives has found: differences paired by seed, runs that were lost, a page with a figure."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gtpo.errors import UsageError
+from gtpo.files import CONFIGS, write_atomically
+from gtpo.reports.curves import add_legend, grid, plot_mean
+from gtpo.runs.provenance import git_revision
+from paper.figures import LABELS, WIDTH
+from paper.matrix import Evaluation, Experiment, with_earlier
+from paper.results import GREEDY, Results, read_results
+from paper.runner import run_all
+from study.bench import Arm, Base, Comparison
+from study.comparison import Pair, Row, add_holm, compare, pair_of
+from study.measures import SeedRuns, fall
+from study.rendering import render
+from study.storage import ORIGINS, origins_in
+
+LEAST_SEEDS = 5  # of a verdict
+LOST = {"accuracy": 20.0, "formatting": 10.0}  # points from the highest trailing mean to the last quarter
+PANELS = ("accuracy", "formatting")
+PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
+
+
+class Found(NamedTuple):
+    """The results from one base, condensed or of this machine; ``origins`` by run, ``rates`` by arm."""
+
+    base: Base
+    results: Results
+    origins: Mapping[str, Any]
+    rates: Mapping[str, str]
+
+    def name(self, arm: Arm) -> str:
+        """The name of an arm's runs."""
+        return f"{arm.name}-{self.rates.get(arm.name)}"
+
+    def pair(self, comparison: Comparison, arm: Arm) -> tuple[Pair, int]:
+        """An arm and the first one; and how many seeds are left out, because they are of two origins."""
+        names = [self.name(comparison.arms[0]), self.name(arm)]
+        pair, mixed = pair_of(self.results, names, comparison.seeds, self.origins, comparison.window)
+        return pair._replace(benchmark=self.base.benchmark_name), mixed
+
+
+def found_of(comparison: Comparison, base: Base) -> Found:
+    """Everything that is there from a base."""
+    places = [place / base.name for place in (comparison.results, comparison.directory)]
+    results = read_results([place for place in dict.fromkeys(places) if place.is_dir()])
+    stored = places[0] / ORIGINS
+    origins = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    return Found(base, results, origins | origins_in(places[1]), comparison.chosen_rates(base, results))
+
+
+# The runs
+
+
+def run_comparison(comparison: Comparison, seeds: Sequence[int], slots: Sequence[Mapping[str, str]]) -> list[str]:
+    """Choose the rates if there are several, then train and score what is missing; a message for each failure."""
+    failures = []
+    for _ in comparison.rates[:2]:  # of several rates the first round chooses
+        runs, evaluations = works_of(comparison, seeds)
+        check_commands(comparison, runs)
+        failures += run_all(with_earlier(runs), evaluations, slots)
+    return failures
+
+
+def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
+    """Runs, all arms of a seed before the next seed, and evaluations; of an arm without a rate what chooses it."""
+    runs: list[Experiment] = []
+    evaluations = []
+    for base in comparison.bases:
+        rates = found_of(comparison, base).rates
+        compared: dict[Experiment, None] = {}
+        for arm in comparison.arms:
+            if arm.name in rates:
+                compared |= dict.fromkeys(comparison.run(base, arm, rates[arm.name], seed) for seed in seeds)
+                continue
+            for rate in comparison.rates:
+                runs += [comparison.run(base, arm, rate, seed) for seed in comparison.rate_seeds]
+        runs += compared
+        evaluations += comparison.evaluations(base, [*compared]) if compared else []
+    return sorted(runs, key=lambda run: run.seed), evaluations
+
+
+def state_line(comparison: Comparison, runs: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
+    """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
+    left = [work for work in (*runs, *evaluations) if not work.is_finished]
+    hours = sum(work.cost for work in left) / 60
+    finished = sum(run.is_finished for run in runs)
+    what = f"{len(runs)} runs of {comparison.steps} steps, {finished} of them finished"
+    return f"{what}; about {hours:.1f} hours of one core or GPU remain (estimates, study/experiments.yaml)"
+
+
+def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
+    """UsageError if a run in the directory was made by another command: it would be taken for this one.
+
+    commands.json has the command of each run, with the digest of a file of the user's that is a part of it.
+    """
+    path = comparison.directory / COMMANDS
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for run in runs:
+        files = [Path(word.rpartition(":")[0]) for word in run.argv if ".py:" in word]
+        words = [*run.argv, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+        before = stored.get(run.run.path.as_posix(), words)
+        if run.run.path.exists() and before != words:
+            other = " ".join(word for word in before if word not in words)
+            raise UsageError(f"{run.run.path} was made with other settings ({other}): name another --output_dir.")
+        stored[run.run.path.as_posix()] = words
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(stored, indent=1))
+
+
+def refuse_dirty(allowed: bool) -> None:
+    """UsageError if files of this checkout differ from its commit: the runs could not be made again."""
+    if str(git_revision()).endswith("-dirty") and not allowed:
+        raise UsageError("files differ from the last commit: commit them, or add --dirty, which the page then says.")
+
+
+# What was found
+
+
+def slope_row(pairs: Mapping[float, Pair], measure: str) -> Row:
+    """The slope of a difference over the ``x`` of the bases, per seed that has all of them; ``pairs``: by ``x``."""
+    by_base = [pair.values(measure) for pair in pairs.values()]
+    slopes = []
+    for seed in sorted(set.intersection(*map(set, by_base))):
+        differences = [values[seed][1] - values[seed][0] for values in by_base]
+        slopes.append(float(np.polyfit([*pairs], differences, 1)[0]))
+    return compare(slopes) | {"means": []}
+
+
+def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
+    """The planned differences with their verdicts; Holm's correction is over all of them."""
+    rows = []
+    for primary in comparison.primary:
+        measure = primary["measure"]
+        for arm in comparison.arms[1:]:
+            if arm.name not in primary.get("arms", [arm.name]):
+                continue
+            pairs = [found.pair(comparison, arm)[0] for found in every]
+            found_rows = [(found.base.name, pair.row(measure)) for found, pair in zip(every, pairs, strict=True)]
+            if primary.get("slope"):
+                by_x = {found.base.x or 0.0: pair for found, pair in zip(every, pairs, strict=True)}
+                found_rows = [("slope over x", slope_row(by_x, measure))]
+            rows += [row | {"measure": measure, "arm": arm, "where": where} for where, row in found_rows]
+    if len(rows) > 1:
+        add_holm(rows)
+    for row in rows:
+        row["verdict"] = verdict(row)
+    return rows
+
+
+def verdict(row: Row) -> str:
+    """Whether the interval excludes 0; below ``LEAST_SEEDS`` there is no verdict."""
+    if row["seeds"] < LEAST_SEEDS:
+        return f"no verdict: {row['seeds']} seeds, at least {LEAST_SEEDS} are needed"
+    if abs(row["mean"]) <= row["half_width"]:
+        return "undecided"
+    word = "higher" if row["mean"] > 0 else "lower"
+    return word if row.get("holm", 0.0) < 0.05 else f"{word}, but not after Holm"
+
+
+def is_lost(runs: SeedRuns, name: str) -> bool:
+    """Whether a run has lost ``LOST`` at its end."""
+    return any(fall(runs.curve(name, metric), runs.window) >= points for metric, points in LOST.items())
+
+
+def table_of(comparison: Comparison, found: Found) -> dict[str, Any]:
+    """Of a base: its scores before training, and each arm minus the first one in every measure."""
+    untrained = {}
+    for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
+        scored = found.results.scored("base", found.base.benchmark_name + suffix)
+        if not scored.empty:
+            untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
+    rows = []
+    for arm in comparison.arms[1:]:
+        pair, mixed = found.pair(comparison, arm)
+        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": mixed, "lost": pair.lost(is_lost)}
+        rows.append(row | {"measures": {name: pair.row(name) for name in comparison.measures}})
+    return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
+
+
+# The plan and the page
+
+
+def plan_text(comparison: Comparison) -> str:
+    """plan.md: arms, seeds, primary, rule. Nothing in it depends on the machine or the day."""
+    return render("plan.template.md", {"comparison": comparison, "lost": LOST})
+
+
+def plan_state(comparison: Comparison, revisions: Sequence[str]) -> str:
+    """Whether plan.md is in the revisions that the runs were made from: absent, uncommitted, another, or committed."""
+    path, root = (comparison.results / PLAN).resolve(), CONFIGS.parent.resolve()
+    if not path.is_file():
+        return "absent"
+    if not revisions or not path.is_relative_to(root):
+        return "uncommitted"
+    for revision in revisions:
+        name = f"{revision.removesuffix('-dirty')}:{path.relative_to(root).as_posix()}"
+        done = subprocess.run(["git", "show", name], cwd=root, capture_output=True, text=True, encoding="utf-8")
+        if done.returncode:
+            return "uncommitted"
+        if done.stdout != plan_text(comparison):
+            return "another"
+    return "committed"
+
+
+def write_page(comparison: Comparison, directory: Path, command: str) -> list[Path]:
+    """The page of a comparison, made by ``command``, and its figure; the files."""
+    every = [found_of(comparison, base) for base in comparison.bases]
+    origins = [origin for found in every for origin in found.origins.values()]
+    revisions = sorted({str(origin[0]) for origin in origins})
+    values = {
+        "comparison": comparison,
+        "lost": LOST,
+        "primary": primary_rows(comparison, every),
+        "tables": [table_of(comparison, found) for found in every],
+        "command": command,
+        "revisions": revisions,
+        "machines": len({str(origin[1:]) for origin in origins}),
+        "plan": plan_state(comparison, revisions),
+        "plan_path": comparison.results / PLAN,
+        "figure": FIGURE,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = draw_comparison(comparison, every)
+    write_atomically(directory / FIGURE, partial(drawn.savefig, dpi=100, format="png"))
+    write_atomically(directory / PAGE, render("comparison.template.md", values))
+    return [directory / PAGE, directory / FIGURE]
+
+
+def draw_comparison(comparison: Comparison, every: Sequence[Found]) -> Any:
+    """A column per base, a row per metric; colour is the arm; line and band: mean over seeds and its interval."""
+    figure, axes = grid(len(PANELS), len(every), width=WIDTH / max(2, len(every)), height=2.4)
+    for found, column in zip(every, axes.T, strict=True):
+        column[0].set_title(found.base.name, loc="left", fontsize=10)
+        column[-1].set_xlabel("training step")
+        for metric, axis in zip(PANELS, column, strict=True):
+            axis.set_ylabel(LABELS[metric])
+            for arm in comparison.arms:
+                curves = found.results.smoothed(found.name(arm), metric, comparison.window)
+                if not curves.empty:
+                    style = {"color": arm.color, "linewidth": 1.6}
+                    plot_mean(axis, arm.label, curves.index.tolist(), curves.T.to_numpy().tolist(), style)
+    add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
+    return figure

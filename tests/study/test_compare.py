@@ -1,0 +1,227 @@
+"""``python -m study compare``: what it runs, skips and refuses, and what its page says, by hand."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.results import results_of
+
+from gtpo.errors import UsageError
+from study.bench import Comparison, numbers_of, read_experiments, settings_of
+from study.compare import Found, plan_state, plan_text, primary_rows, refuse_dirty, table_of, verdict, works_of
+
+TWO = {"arms": ["grpo", "gtpo"], "steps": 8, "problems": 4}
+
+
+def compared(**changes: Any) -> Comparison:
+    return Comparison("", TWO | {"seeds": [1, 2, 3]} | changes)
+
+
+def found_in(comparison: Comparison, metrics: dict[str, Any], number: int = 0, **origins: Any) -> Found:
+    base = comparison.bases[number]
+    rates = {arm.name: comparison.rates[0] for arm in comparison.arms}
+    return Found(base, results_of(metrics), origins, rates)
+
+
+def run(value: float, formatting: float = 90.0, steps: int = 8) -> list[dict[str, Any]]:
+    return [{"step": step, "accuracy": value, "formatting": formatting, "entropy": 0.4} for step in range(1, steps + 1)]
+
+
+# What is run
+
+
+def test_seeds_and_settings_of_a_command_line() -> None:
+    assert numbers_of(["21", "22"]) == [21, 22] and numbers_of(["501-504", 7]) == [501, 502, 503, 504, 7]
+    assert settings_of(["gamma=0.0", "reward=format mine.py:f"]) == {"gamma": "0.0", "reward": ["format", "mine.py:f"]}
+
+
+def test_the_command_of_a_run() -> None:
+    """A setting of GTPO reaches the arms that have it; an arm of a user's is train_grpo.py with --objective."""
+    comparison = compared(
+        arms=["grpo", "dr_grpo", "correction", "mine.py:Mine"],
+        set={"gamma": "0.2", "temperature": "0.9"},
+        betas=[0.5, 0.6],
+        reward=["format"],
+    )
+    base, words = comparison.bases[0], {}
+    for arm in comparison.arms:
+        argv = comparison.run(base, arm, "1e-3", 3).argv
+        assert argv[:3] == ("-m", "study.train", f"train_{arm.method}.py")
+        words[arm.name] = dict(zip(argv[3::2], argv[4::2], strict=True))
+    assert [of["--temperature"] for of in words.values()] == ["0.9"] * 4
+    assert [of.get("--gamma") for of in words.values()] == [None, None, "0.2", None]
+    assert words["dr_grpo"]["--loss_type"] == "dr_grpo" and words["mine-Mine"]["--objective"] == "mine.py:Mine"
+    found = words["mine-Mine"]
+    assert (found["--learning_rate"], found["--max_steps"], found["--seed"]) == ("1e-3", "8", "3")
+    assert (found["--adam_beta1"], found["--adam_beta2"], found["--reward"]) == ("0.5", "0.6", "format")
+    assert found["--output_dir"] == "outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
+
+
+def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
+    runs, evaluations = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+    assert [(work.benchmark, len(work.experiments)) for work in evaluations[:2]] == [
+        ("arithmetic", 4),
+        ("arithmetic_greedy", 4),
+    ]
+
+
+def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
+    comparison = compared(rates=["1e-3", "2e-3"], rate_seeds=["7-8"])
+    base = comparison.bases[0]
+    values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
+    metrics = {name: {seed: run(value) for seed in (7, 8)} for name, value in values.items()}
+    assert comparison.chosen_rates(base, results_of(metrics)) == {"grpo": "1e-3", "gtpo": "2e-3"}
+    del metrics["gtpo-1e-3"][8]
+    assert comparison.chosen_rates(base, results_of(metrics)) == {"grpo": "1e-3"}
+    runs, _ = works_of(comparison, comparison.seeds)
+    assert len(runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
+    with pytest.raises(UsageError, match="--rate_seeds are among --seeds"):
+        compared(rates=["1e-3", "2e-3"], rate_seeds=[3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": ["grpo", "gtppo"]}, "arm 'gtppo' is unknown .did you mean 'gtpo'"),
+        ({"base": ["wrongmode"]}, "base 'wrongmode' is unknown .did you mean 'wrong-mode'"),
+    ],
+)
+def test_unknown_names(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compared(**changes)
+
+
+# What was found
+
+
+def test_a_difference_by_hand() -> None:
+    """1, 2 and 3 points (t = 4.303); a pair of two origins is left out; one run of GRPO ends 20 points lower."""
+    comparison = compared(seeds=["1-4"], primary=[{"measure": "accuracy late"}], measures=[])
+    falling = run(60.0)[:4] + [row | {"step": row["step"] + 4} for row in run(40.0)[:4]]
+    metrics = {
+        "grpo-0.3e-3": {1: run(40), 2: run(40), 3: falling, 4: run(0)},
+        "gtpo-0.3e-3": {1: run(41), 2: run(42), 3: run(43), 4: run(99)},
+    }
+    found = found_in(comparison, metrics, **{"grpo-0.3e-3-s4": ["a"], "gtpo-0.3e-3-s4": ["b"]})
+    [row] = primary_rows(comparison, [found])
+    assert (row["seeds"], row["mean"], row["p"]) == (3, 2.0, 0.25)
+    assert row["half_width"] == pytest.approx(4.303 / 3**0.5) and row["verdict"].startswith("no verdict: 3 seeds")
+    table = table_of(comparison, found)
+    [of_arm] = table["rows"]
+    assert of_arm["mixed"] == 1 and of_arm["lost"] == {"grpo": 1, "gtpo": 0, "p": 1.0}
+    assert of_arm["measures"]["accuracy late"]["means"] == [40.0, 42.0]
+
+
+def test_an_arm_against_itself_differs_by_nothing() -> None:
+    comparison = compared(arms=["grpo", "grpo"], seeds=["1-5"])
+    found = found_in(comparison, {"grpo-0.3e-3": {seed: run(10.0 * seed) for seed in range(1, 6)}})
+    row = table_of(comparison, found)["rows"][0]["measures"]["accuracy late"]
+    assert (row["mean"], row["half_width"], row["p"]) == (0.0, 0.0, 1.0)
+
+
+def test_the_slope_over_bases_by_hand() -> None:
+    """0 points at 0, 20, 50 and -8 at 80: differences -10 x, so the slope of each seed is -10."""
+    shares = {"missing-0": 0.0, "missing-20": 0.2, "missing-50": 0.5, "missing-80": 0.8}
+    primary = [{"measure": "formatting 1-4", "arms": ["correction"], "slope": True}]
+    comparison = compared(arms=["grpo", "correction"], base=[*shares], seeds=["1-5"], primary=primary, measures=[])
+    every = []
+    for number, share in enumerate(shares.values()):
+        metrics = {
+            "grpo-0.3e-3": {seed: run(0, 50.0 + seed) for seed in range(1, 6)},
+            "correction-0.3e-3": {seed: run(0, 50.0 + seed - 10 * share) for seed in range(1, 6)},
+        }
+        every.append(found_in(comparison, metrics, number))
+    [row] = primary_rows(comparison, every)
+    assert (row["seeds"], row["mean"]) == (5, pytest.approx(-10.0)) and row["verdict"] == "lower"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"seeds": 4, "mean": 9.0, "half_width": 1.0}, "no verdict: 4 seeds, at least 5 are needed"),
+        ({"seeds": 5, "mean": 1.0, "half_width": 1.0}, "undecided"),
+        ({"seeds": 5, "mean": 1.1, "half_width": 1.0}, "higher"),
+        ({"seeds": 5, "mean": -1.1, "half_width": 1.0}, "lower"),
+        ({"seeds": 20, "mean": -1.1, "half_width": 1.0, "holm": 0.049}, "lower"),
+        ({"seeds": 20, "mean": -1.1, "half_width": 1.0, "holm": 0.05}, "lower, but not after Holm"),
+    ],
+)
+def test_verdicts(row: dict[str, Any], expected: str) -> None:
+    assert verdict(row) == expected
+
+
+# The plan
+
+
+def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether plan.md is in the revisions that the runs were made from."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.check_output(["git", *who, *words], cwd=tmp_path, text=True).strip()
+
+    monkeypatch.setattr("study.compare.CONFIGS", tmp_path / "configs")
+    comparison = Comparison("", TWO, tmp_path / "runs")
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "before")
+    before = git("rev-parse", "HEAD")
+    assert plan_state(comparison, [before]) == "absent"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "plan.md").write_text(plan_text(comparison))
+    assert plan_state(comparison, [before]) == plan_state(comparison, []) == "uncommitted"
+    git("add", ".")
+    git("commit", "-q", "-m", "plan")
+    after = git("rev-parse", "HEAD")
+    assert plan_state(comparison, [after, f"{after}-dirty"]) == "committed"
+    assert plan_state(comparison, [after, before]) == "uncommitted"
+    assert plan_state(Comparison("", TWO | {"steps": 9}, tmp_path / "runs"), [after]) == "another"
+
+
+def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
+    with pytest.raises(UsageError, match="--dirty"):
+        refuse_dirty(allowed=False)
+    refuse_dirty(allowed=True)
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    refuse_dirty(allowed=False)
+
+
+@pytest.mark.parametrize("name", read_experiments()["comparisons"])
+def test_the_plans_of_the_planned_comparisons(name: str) -> None:
+    """plan.md, once it is written, is what the configuration says."""
+    comparison = Comparison(name, read_experiments()["comparisons"][name])
+    path = Path(__file__).parents[2] / comparison.results / "plan.md"
+    assert not path.is_file() or path.read_text() == plan_text(comparison)
+    assert {arm for row in comparison.primary for arm in row.get("arms", ())} <= {arm.name for arm in comparison.arms}
+
+
+# The command
+
+
+@pytest.mark.slow
+def test_a_comparison_runs_resumes_and_ends_with_one_page(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With small scripts instead of training; the second time everything is there, and the page is the same."""
+    monkeypatch.setitem(read_experiments()["bases"]["wrong-mode"], "with_measures", False)
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    argv = ["compare", "--arms", "grpo", "gtpo", "--seeds", "1-3", "--steps", "8", "--problems", "4"]
+    assert sandbox.study(*argv, "--list") == 0 and sandbox.calls() == []
+    assert "6 runs of 8 steps, 0 of them finished" in capsys.readouterr().out
+    (sandbox / "fail").write_text("gtpo-0.3e-3-s2")
+    assert sandbox.study(*argv) == 1
+    assert "wrong-mode" in capsys.readouterr().out
+    (sandbox / "fail").unlink()
+    sandbox.calls()
+    assert sandbox.study(*argv) == 0
+    assert [call for call in sandbox.calls() if call[0] != "evaluate"] == [["train_gtpo", "gtpo-0.3e-3-s2", []]]
+    page = (sandbox / "outputs/study/compare/comparison.md").read_text()
+    assert sandbox.study(*argv) == 0 and sandbox.calls() == []
+    assert (sandbox / "outputs/study/compare/comparison.md").read_text() == page
+    assert "| GTPO minus GRPO | wrong-mode | pass@1 sampled | 3 of 3 | +0.00 ± 0.00 | 1.0000 | no verdict" in page
+    assert "Before training, held-out problems: pass@1 sampled 50.0 %, pass@1 greedy 50.0 %." in page
+    assert "No plan was written before the runs" in page and "(comparison.png)" in page
+    with pytest.raises(UsageError, match=r"was made with other settings \(8\)"):
+        sandbox.study(*argv[:-4], "--steps", "9", "--problems", "4")
