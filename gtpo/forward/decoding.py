@@ -46,12 +46,15 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
     ``model`` is one that :func:`supports` accepts; its weights are copied. ``cache`` has keys and values of the tokens
     before and is extended. ``length`` is more than any position.
     """
-    body, config = model.model, model.config
+    body = model.model
+    config = model.config
     width = body.layers[0].self_attn.head_dim
-    queries, keys = config.num_attention_heads, config.num_key_value_heads
+    queries = config.num_attention_heads
+    keys = config.num_key_value_heads
     cos, sin = (table[0, :, None] for table in body.rotary_emb(body.norm.weight, torch.arange(length)[None]))
     sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], dim=-1)  # rotate_half is a roll with signs
-    last_norm, head = _norm(body.norm), _joined(model.lm_head)
+    last_norm = _norm(body.norm)
+    head = _joined(model.lm_head)
     layers = [
         (
             _norm(layer.input_layernorm),
@@ -66,8 +69,10 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
     ]
 
     def logits_of(tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        hidden, rows = body.embed_tokens(tokens), len(tokens)
-        cos_here, sin_here = cos[positions], sin[positions]
+        hidden = body.embed_tokens(tokens)
+        rows = len(tokens)
+        cos_here = cos[positions]
+        sin_here = sin[positions]
         if mask is not None:
             mask = mask[:, None, None].bool()
         for first_norm, qkv, out, second_norm, gate_up, down, extend in layers:
@@ -87,19 +92,23 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
 
 
 def _norm(layer: Any) -> Linear:
-    shape, weight, epsilon = layer.weight.shape, layer.weight, layer.variance_epsilon
+    shape = layer.weight.shape
+    weight = layer.weight
+    epsilon = layer.variance_epsilon
     return lambda hidden: torch.rms_norm(hidden, shape, weight, epsilon)
 
 
 def _joined(*layers: nn.Module) -> Linear:
     """Linear layers of one input as one product. Transposed in memory a small weight takes half the time at 8 rows."""
-    plain = [pair for layer in layers if (pair := _weight_and_bias(layer))]
+    pairs = [_weight_and_bias(layer) for layer in layers]
+    plain = [pair for pair in pairs if pair is not None]
     if len(plain) < len(layers):
         return layers[0] if len(layers) == 1 else lambda hidden: torch.cat([one(hidden) for one in layers], dim=-1)
     weight = torch.cat([weight for weight, _ in plain]).t().contiguous()
-    if all(bias is None for _, bias in plain):
+    biases = [bias for _, bias in plain if bias is not None]  # Llama's and Qwen2's layers of one input: all or none
+    if not biases:
         return lambda hidden: hidden.mm(weight)
-    bias = torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in plain])
+    bias = torch.cat(biases)
     return lambda hidden: torch.addmm(bias, hidden, weight)
 
 

@@ -130,7 +130,10 @@ def _decode(
         is_open = ~torch.isin(tokens, end_ids)
         if not is_open.all():
             kept = is_open.nonzero()[:, 0]
-            open_rows, tokens, mask, next_positions = open_rows[kept], tokens[kept], mask[kept], next_positions[kept]
+            open_rows = open_rows[kept]
+            tokens = tokens[kept]
+            mask = mask[kept]
+            next_positions = next_positions[kept]
             cache.batch_select_indices(kept)
         if len(open_rows) == 0 or end == length - 1:
             break
@@ -243,7 +246,8 @@ def _can_merge(layer: Any) -> bool:
 
 def _fast_lora(layer: Any, rows: int) -> decoding.Linear:
     [name] = layer.active_adapters
-    weight, bias = layer.base_layer.weight.data, layer.base_layer.bias
+    weight = layer.base_layer.weight.data
+    bias = layer.base_layer.bias
     if name in layer.lora_A:
         weight = weight + layer.get_delta_weight(name)
     return _linear(weight, bias, rows)

@@ -7,13 +7,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
+from traceback import format_exception_only
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+Pair = tuple[Tensor, Tensor]
 
 TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}  # rows and columns of the largest block of logits in memory
 MIN_ROWS = 256  # of a tile of one of several CPU threads
@@ -21,7 +23,6 @@ CACHE_ELEMENTS = 2**17  # elements processed at once on a CPU: two float32 copie
 COMPILE = True  # on CUDA, the elementwise work between the two matmuls
 MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still sums in float32
 MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is finite where 0 * inf is not
-_plain = False  # set once a fast CUDA route has raised: wide matmul outputs and the compiled kernel are then left out
 
 
 def linear_logps_and_entropy(
@@ -34,7 +35,7 @@ def linear_logps_and_entropy(
     grad_rows: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """ln pi(target) and the entropy of pi = softmax(z), row by row, without storing the logits z.
 
         z = logit_scale * (hidden @ weight.T + bias) / temperature, or with a soft cap
@@ -68,45 +69,80 @@ def linear_logps_and_entropy(
     Raises:
         ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
     """
+    head = _Head(weight, bias, weight.dtype, temperature, logit_scale, softcap)
     if grad_rows is None:
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
-    expected = (len(targets), weight.shape[-1]), (len(weight), hidden.shape[-1]), hidden.shape[:1], hidden.shape[:1]
-    found = tuple(tensor.shape for tensor in (hidden, weight, targets, grad_rows))
-    if found != expected or (bias is not None and bias.shape != weight.shape[:1]):
+    _check(head, hidden, targets, grad_rows)
+    if weight.requires_grad or (bias is not None and bias.requires_grad):
+        return _TrainableHead.apply(hidden, weight, bias, targets, grad_rows, head)
+    return _FrozenHead.apply(hidden, targets, grad_rows, head)
+
+
+def plain_logps_and_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    grad_rows: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+) -> Pair:
+    """:func:`linear_logps_and_entropy` by the textbook formula: same arguments, same results, all (N, V) logits."""
+    logits = (hidden.to(weight.dtype) @ weight.T).to(_sum_dtype(hidden))
+    if bias is not None:
+        logits = logits + bias
+    logits = logits * logit_scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_pi = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
+    logps = log_pi.gather(1, targets[:, None]).squeeze(1)
+    if grad_rows is not None:
+        logps = torch.where(grad_rows, logps, logps.detach())
+    return logps, torch.special.entr(log_pi.detach().exp()).sum(-1)
+
+
+def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> None:
+    tokens = len(targets)
+    vocabulary = len(head.weight)
+    width = head.weight.shape[-1]
+    tensors = [hidden, head.weight, targets, grad_rows]
+    expected = [(tokens, width), (vocabulary, width), (tokens,), (tokens,)]
+    if head.bias is not None:
+        tensors.append(head.bias)
+        expected.append((vocabulary,))
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if shapes != expected:
         raise ValueError(
-            "expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got "
-            f"{', '.join(map(str, map(tuple, found)))} and {bias if bias is None else tuple(bias.shape)}: flatten the "
-            "completion tokens first."
+            f"expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got {shapes}: flatten "
+            "the completion tokens first."
         )
+    temperature, logit_scale, softcap = head[3:]
     if not (temperature > 0 and logit_scale > 0 and (softcap is None or softcap > 0)):
         raise ValueError(
             f"temperature {temperature}, logit_scale {logit_scale} and softcap {softcap} must be positive."
         )
-    trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
-    function = _TrainableHead if trainable_head else _FrozenHead
-    return function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)
 
 
 class _FrozenHead(torch.autograd.Function):
     """Forward computes logp, entropy and d logp / d hidden in one pass over the tiles; backward scales."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, grad_rows, *settings):  # type: ignore[no-untyped-def]
-        head = _Head(weight, bias, weight.dtype, *settings)
-        with torch.autocast(hidden.device.type, enabled=False):
-            wanted = grad_rows if ctx.needs_input_grad[0] else None
-            logps, entropy, direction, length = _scan(head, hidden, targets, wanted)
-        ctx.save_for_backward(direction, length)
-        ctx.mark_non_differentiable(entropy)
-        return logps, entropy
+    def forward(ctx, hidden, targets, grad_rows, head):  # type: ignore[no-untyped-def]
+        found = _scan(head, hidden, targets, grad_rows if ctx.needs_input_grad[0] else None)
+        ctx.save_for_backward(found.direction, found.scale)
+        ctx.mark_non_differentiable(found.entropy)
+        return found.logps, found.entropy
 
     @staticmethod
     def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
-        direction, length = ctx.saved_tensors
-        grad_hidden, factor = torch.empty_like(direction), grad_logps * length
+        direction, scale = ctx.saved_tensors
+        grad_hidden = torch.empty_like(direction)
+        factor = grad_logps * scale
         for rows in _blocks(direction):
             grad_hidden[rows] = direction[rows] * factor[rows, None]
-        return grad_hidden, *[None] * 7
+        return grad_hidden, None, None, None
 
 
 class _TrainableHead(torch.autograd.Function):
@@ -116,24 +152,22 @@ class _TrainableHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, grad_rows, *settings):  # type: ignore[no-untyped-def]
-        head = _Head(weight, bias, _sum_dtype(hidden), *settings)
-        with torch.autocast(hidden.device.type, enabled=False):
-            logps, entropy, _, _ = _scan(head, hidden, targets, None)
-        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps)
-        ctx.settings = settings
-        ctx.mark_non_differentiable(entropy)
-        return logps, entropy
+    def forward(ctx, hidden, weight, bias, targets, grad_rows, head):  # type: ignore[no-untyped-def]
+        found = _scan(head._replace(matmul_dtype=_sum_dtype(hidden)), hidden, targets, None)
+        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, found.logps)
+        ctx.settings = head[3:]  # without the weights, which are saved as tensors
+        ctx.mark_non_differentiable(found.entropy)
+        return found.logps, found.entropy
 
     @staticmethod
     def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
         hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
-        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
+        trains_weight = ctx.needs_input_grad[1]
         head = _Head(weight, bias, logps.dtype, *ctx.settings)
         upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
-        zeros = partial(torch.zeros, dtype=logps.dtype, device=logps.device)
-        grad_hidden, grad_bias = zeros(hidden.shape), zeros(len(weight))
-        grad_weight = zeros(weight.shape) if trains_weight else zeros(0)
+        grad_hidden = logps.new_zeros(hidden.shape)
+        grad_bias = logps.new_zeros(len(weight))
+        grad_weight = logps.new_zeros(weight.shape if trains_weight else 0)
         tile_rows, tile_columns = _tile_size(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(len(hidden), tile_rows):
@@ -149,12 +183,7 @@ class _TrainableHead(torch.autograd.Function):
                     if trains_weight:
                         grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
                     grad_bias[columns] += grad.sum(0)
-        return (
-            grad_hidden.to(hidden.dtype),
-            grad_weight.to(weight.dtype) if trains_weight else None,
-            grad_bias.to(bias.dtype) if bias is not None and trains_bias else None,
-            *[None] * 5,
-        )
+        return grad_hidden, grad_weight, None if bias is None else grad_bias, None, None, None  # autograd casts them
 
 
 class _Head(NamedTuple):
@@ -201,107 +230,164 @@ class _Head(NamedTuple):
 
     def target_products(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden . weight[target], summed in float32 (float64). Shape (R, H), (R,) -> (R,)."""
-        products = torch.empty(len(hidden), dtype=_sum_dtype(hidden), device=hidden.device)
+        products = hidden.new_empty(len(hidden), dtype=_sum_dtype(hidden))
         for rows in _blocks(hidden):
             products[rows] = (hidden[rows].to(products.dtype) * self.weight[targets[rows]].to(products.dtype)).sum(-1)
         return products
 
 
-Scan = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # logps, entropy, direction, length: see _one_pass
+class TilePlan(NamedTuple):
+    """How the logits are cut into tiles, and by which operations a tile is computed."""
+
+    rows: int  # of a tile, at most
+    columns: list[slice]  # of each tile of a row
+    elements: int  # of a tile, at most
+    sum_dtype: torch.dtype
+    tile_dtype: torch.dtype  # of the logits
+    exponentials: Callable[..., Tensor]  # _exponentials, on CUDA compiled
+    is_wide: bool  # on CUDA, matmuls of half-precision factors return their float32 sums
+
+    @property
+    def is_half(self) -> bool:
+        """Whether logits are rounded to half precision, so that they have to be relative to the row's mass."""
+        return self.tile_dtype != self.sum_dtype
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether every device has the operations; the exponentials then overwrite the logits."""
+        return self.exponentials is _exponentials and not self.is_wide
 
 
-def _scan(head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None) -> Scan:
-    """:func:`_one_pass`; once a fast CUDA route raises, by the operations that every device has."""
-    global _plain
-    try:
-        return _one_pass(head, hidden, targets, wanted)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # a driver, GPU or PyTorch without these operations raises various errors
-        if not _wide_output(hidden.device) and not _compiled(hidden.device):
-            raise
-        _plain = True
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        logger.warning("the CUDA path of the LM head failed; the plain one is used from now on: %s", reason)
-    return _one_pass(head, hidden, targets, wanted)
+def _plan(head: _Head, hidden: Tensor, is_wide: bool, is_compiled: bool) -> TilePlan:
+    """The plan for hidden states (N, H); the flags allow the operations that CUDA alone has."""
+    sum_dtype = _sum_dtype(hidden)
+    vocabulary = len(head.weight)
+    rows, width = _tile_size(hidden.device)
+    if hidden.device.type == "cpu":  # the tiles of all threads together are as large as one
+        rows = min(rows, max(MIN_ROWS, rows // torch.get_num_threads()))
+    is_wide = is_wide and head.matmul_dtype != sum_dtype
+    tile_dtype = sum_dtype if is_wide else head.matmul_dtype
+    first = width // 16 if tile_dtype != sum_dtype else 0  # a narrow float32 tile estimates where a row's mass lies
+    columns = _chunks(vocabulary, width, start=first)
+    if first:
+        columns.insert(0, slice(0, min(first, vocabulary)))
+    elements = min(rows, len(hidden)) * min(width, vocabulary)
+    exponentials = _compiled_exponentials() if is_compiled else _exponentials
+    return TilePlan(rows, columns, elements, sum_dtype, tile_dtype, exponentials, is_wide)
 
 
-def _one_pass(head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None) -> Scan:
-    """One pass over the tiles.
+class _Scan(NamedTuple):
+    """Of N tokens; where no gradient is needed, the direction is empty."""
 
-    Returns:
-        logps (N,), entropy (N,) and, unless ``wanted`` is None, the gradient d logp / d hidden of the wanted rows (zero
-        elsewhere) as direction (N, H) times length (N,). The length is 1 - pi_y: without it, the direction keeps its
-        precision in float16 too, where p = 1 - 1e-7 would leave none.
-    """
-    dtype, device = _sum_dtype(hidden), hidden.device
-    tile_rows, tile_columns = _tile_size(device)
-    if device.type == "cpu":  # the tiles of all threads together are as large as one
-        tile_rows = min(tile_rows, max(MIN_ROWS, tile_rows // torch.get_num_threads()))
-    wide = _wide_output(device) and head.matmul_dtype != dtype
-    tile_dtype = dtype if wide else head.matmul_dtype
-    compiled = _compiled(device)
-    exponentials = _compiled_exponentials() if compiled else _exponentials
-    apart = wide or compiled  # otherwise the exponentials overwrite the logits
-    rounds = tile_dtype != dtype
-    first = tile_columns // 16 if rounds else 0  # a narrow float32 tile estimates where a row's mass lies
-    column_tiles = [slice(0, min(first, len(head.weight)))] if first else []
-    column_tiles += _chunks(len(head.weight), tile_columns, start=first)
+    logps: Tensor  # (N,)
+    entropy: Tensor  # (N,)
+    direction: Tensor  # d logp / d hidden = direction * scale; 0 in rows that need no gradient. (N, H)
+    scale: Tensor  # 1 - pi_y: without it the direction keeps its precision in float16, where p = 1 - 1e-7. (N,)
 
-    so, sz = torch.zeros(2, len(hidden), dtype=dtype, device=device)
-    direction = None if wanted is None else torch.zeros_like(hidden)
 
-    def scan(row_tiles: Iterable[tuple[Tensor, bool]]) -> None:
-        size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
-        tile_buffer = torch.empty(size, dtype=tile_dtype, device=device)
-        e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
+def _scan(head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
+    """One pass over the tiles; where an operation of CUDA raises, by those that every device has."""
+    plan = _plan(head, hidden, _wide_output(hidden.device), COMPILE and hidden.device.type == "cuda")
+    with torch.autocast(hidden.device.type, enabled=False):
+        try:
+            return _one_pass(plan, head, hidden, targets, needs_grad)
+        except Exception as error:  # a driver, GPU or PyTorch without these operations raises various errors
+            if plan.is_portable or isinstance(error, torch.OutOfMemoryError):
+                raise
+            _warn_once("".join(format_exception_only(error)).splitlines()[0])
+        plan = _plan(head, hidden, is_wide=False, is_compiled=False)
+        return _one_pass(plan, head, hidden, targets, needs_grad)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    logger.warning("the CUDA path of the LM head failed; the portable one is used instead: %s", reason)
+
+
+def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
+    """Tile by tile; ``needs_grad``: bool, the rows that need a gradient, None where none does. Shape (N,)."""
+    device = hidden.device
+    so, sz = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)
+    direction = hidden.new_zeros(hidden.shape if needs_grad is not None else 0)
+
+    def work(row_tiles: Iterable[tuple[Tensor, bool]]) -> None:
+        logits = hidden.new_empty(plan.elements, dtype=plan.tile_dtype)
+        e = logits if plan.is_portable else torch.empty_like(logits, dtype=head.matmul_dtype)
         for rows, with_gradient in row_tiles:
-            states, own = hidden[rows], targets[rows]
-            product = head.target_products(states, own)  # (R,)
-            origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
-            sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
-            others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
-            for columns in column_tiles:
-                shape = len(rows), columns.stop - columns.start
-                tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
-                base = torch.zeros_like(product)
-                if not rounds:
-                    head.products(states, columns, out=tile)
-                elif columns.start == 0:
-                    tile = head._replace(matmul_dtype=dtype).products(states, columns)
-                else:  # half precision is most accurate near 0: shift that to the row's mass
-                    base = product + torch.log1p(sums[0]) / head.gain
-                    base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it is rarely below 0
-                    head.products(states, columns, base, out=tile)
-                if head.is_linear:
-                    z, start, gain = tile, origin - base, head.gain
-                else:
-                    z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
-                _leave_out(z, own - columns.start)
-                slope = head.slope(z) if with_gradient else None
-                part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
-                sums += part
-                if with_gradient:
-                    divisor = part[0] if e.dtype == torch.float16 else None
-                    _add_product(others, _times(e, slope), head.weight[columns], divisor)
+            sums, others = _scan_rows(plan, head, hidden[rows], targets[rows], with_gradient, (logits, e))
             so[rows], sz[rows] = sums
-            if direction is not None and with_gradient:
-                slope = head.slope(origin)
-                for few in _blocks(others):
-                    own_row = _times(head.weight[own[few]].to(dtype), None if slope is None else slope[few, None])
-                    mean_row = others[few] / sums[0, few, None].clamp(min=torch.finfo(dtype).tiny)
-                    direction[rows[few]] = ((own_row - mean_row) * head.gain).to(direction.dtype)
+            if with_gradient:
+                direction[rows] = others.to(hidden.dtype)
 
-    _in_threads(scan, _row_tiles(wanted, len(hidden), tile_rows, device), device)
-    logps, entropy = -torch.log1p(so), torch.log1p(so) - sz / (1 + so)
-    length = None if wanted is None else torch.where(wanted, so / (1 + so), 0.0)
-
+    _in_threads(work, _row_tiles(needs_grad, len(hidden), plan.rows, device), device)
+    logps = -torch.log1p(so)
+    entropy = torch.log1p(so) - sz / (1 + so)
+    scale = so / (1 + so)
+    if needs_grad is not None:
+        scale = torch.where(needs_grad, scale, 0.0)
     unlikely = (so > math.exp(MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: e_k saturates
-    for few in _split(unlikely, max(1, tile_rows * tile_columns // len(head.weight))):
-        logps[few], entropy[few], exact = _unlikely_rows(head._replace(matmul_dtype=dtype), hidden[few], targets[few])
-        if direction is not None and length is not None and wanted is not None:
-            direction[few], length[few] = (exact * wanted[few, None]).to(direction.dtype), 1.0
-    return logps, entropy, direction, length
+    exact_head = head._replace(matmul_dtype=plan.sum_dtype)
+    for rows in _split(unlikely, max(1, plan.elements // len(head.weight))):
+        logps[rows], entropy[rows], exact = _unlikely_rows(exact_head, hidden[rows], targets[rows])
+        if needs_grad is not None:
+            direction[rows] = (exact * needs_grad[rows, None]).to(hidden.dtype)
+            scale[rows] = 1.0
+    return _Scan(logps, entropy, direction, scale)
+
+
+def _scan_rows(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: bool, buffers: Pair) -> Pair:
+    """so and sz of the rows of a tile, (2, R), and their direction, (R, H), which is 0 without gradient."""
+    product = head.target_products(hidden, targets)  # (R,)
+    origin = product if head.is_linear else head.finish(product.clone(), targets)  # z_y, or z_y / gain
+    sums = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)
+    others = torch.zeros_like(hidden, dtype=plan.sum_dtype)  # sum_{k != y} e_k c_k W_k / gain
+    for columns in plan.columns:
+        shape = len(hidden), columns.stop - columns.start
+        tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
+        products, base = _products(plan, head, hidden, columns, tile, product + torch.log1p(sums[0]) / head.gain)
+        if head.is_linear:
+            z = products
+            start = origin - base
+            gain = head.gain
+        else:
+            z = head.finish(products.to(plan.sum_dtype).add_(base[:, None]), columns)
+            start = origin
+            gain = 1.0
+        _leave_out(z, targets - columns.start)
+        slope = head.slope(z) if needs_grad else None
+        parts = [plan.exponentials(z[block], start[block], gain, e[block]) for block in _blocks(z)]
+        so_and_sz = torch.cat(parts, dim=1)  # of this tile
+        sums += so_and_sz
+        if needs_grad:
+            divisor = so_and_sz[0] if e.dtype == torch.float16 else None
+            _add_product(others, _times(e, slope), head.weight[columns], divisor, plan.is_wide)
+    if needs_grad:
+        _subtract_from_target(others, sums[0], head, targets, head.slope(origin))
+    return sums, others
+
+
+def _products(plan: TilePlan, head: _Head, hidden: Tensor, columns: slice, out: Tensor, mass: Tensor) -> Pair:
+    """hidden @ weight[columns].T minus a base, (R, C), and the base, (R,).
+
+    Half precision is most accurate near 0: the base is ``mass``, the product at which most of a row's mass lies. The
+    first tile, which estimates it, is computed in the dtype of sums.
+    """
+    if not plan.is_half:
+        return head.products(hidden, columns, out=out), torch.zeros_like(mass)
+    if columns.start == 0:
+        return head._replace(matmul_dtype=plan.sum_dtype).products(hidden, columns), torch.zeros_like(mass)
+    base = mass.clamp(0.0, torch.finfo(out.dtype).max).to(out.dtype)  # it is rarely below 0
+    return head.products(hidden, columns, base, out=out), base
+
+
+def _subtract_from_target(others: Tensor, so: Tensor, head: _Head, targets: Tensor, slope: Tensor | None) -> None:
+    """sum_{k != y} e_k c_k W_k / gain -> (c_y W_y - that / so), in place. Shape (R, H)."""
+    for rows in _blocks(others):
+        own_row = head.weight[targets[rows]].to(others.dtype)
+        if slope is not None:
+            own_row *= slope[rows, None]
+        mean_row = others[rows] / so[rows, None].clamp(min=torch.finfo(so.dtype).tiny)
+        others[rows] = (own_row - mean_row) * head.gain
 
 
 def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], device: torch.device) -> None:
@@ -314,7 +400,8 @@ def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], dev
     threads = min(allowed, len(items)) if device.type == "cpu" else 1
     if threads <= 1:
         return work(items)
-    remaining, inference = iter(items), torch.is_inference_mode_enabled()
+    remaining = iter(items)
+    inference = torch.is_inference_mode_enabled()
 
     def run() -> None:
         torch.set_num_threads(1)  # of this thread
@@ -329,12 +416,13 @@ def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], dev
         torch.set_num_threads(allowed)  # of threads that are yet to start
 
 
-def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:
+def _row_tiles(needs_grad: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:
     """Indices of up to ``size`` rows that need a gradient, True; then those of the others, False."""
-    if wanted is None:
+    if needs_grad is None:
         parts = [(torch.arange(rows, device=device), False)]
     else:
-        order, count = (~wanted).int().argsort(stable=True), int(wanted.sum())  # one wait for the device
+        order = (~needs_grad).int().argsort(stable=True)
+        count = int(needs_grad.sum())  # one wait for the device
         parts = [(order[:count], True), (order[count:], False)]
     return [(tile, flag) for part, flag in parts for tile in _split(part, size)]
 
@@ -351,7 +439,7 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
 
     In float16 (6e-8 to 65504) ``out`` is divided by its row's sum.
     """
-    excess = z - origin[:, None] if z.dtype == origin.dtype else z.to(origin.dtype).sub_(origin[:, None])
+    excess = z - origin[:, None]  # in the dtype of the origin
     if gain != 1.0:
         excess *= gain
     excess.clamp_(-MAX_DEFICIT, MAX_EXCESS)
@@ -368,13 +456,13 @@ def _compiled_exponentials() -> Callable[..., Tensor]:
     return torch._dynamo.config.patch(suppress_errors=True)(torch.compile(_exponentials, dynamic=True))
 
 
-def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None) -> None:
+def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None, is_wide: bool) -> None:
     """total += factor[:, None] * (e @ weight), summed in the dtype of ``total``."""
     if factor is not None:
         total += (e @ weight) * factor[:, None]
     elif e.dtype == total.dtype:
         total.addmm_(e, weight)
-    elif _wide_output(total.device):
+    elif is_wide:
         torch.addmm(total, e, weight, out_dtype=total.dtype, out=total)
     else:
         product = e @ weight
@@ -386,12 +474,12 @@ def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor
     """(logps, entropy, d logp / d hidden) by float32 log_softmax: for targets far below the largest logit."""
     tiles = _chunks(len(head.weight), _tile_size(hidden.device)[1])
     z = torch.cat([head.finish(head.products(hidden, columns), columns) for columns in tiles], dim=-1)
-    log_pi = z.log_softmax(-1)  # (few, V), no larger than a tile
+    log_pi = z.log_softmax(-1)  # (R, V), no larger than a tile
     pi = log_pi.exp()
     entropy = -(pi * log_pi.clamp(min=-MAX_DEFICIT)).sum(-1)
     pi.neg_().scatter_add_(1, targets[:, None], torch.ones_like(pi[:, :1]))
     grad = _times(pi, head.slope(z)) * head.gain  # d logp / d(hidden @ weight.T)
-    direction = torch.zeros(hidden.shape, dtype=pi.dtype, device=pi.device)
+    direction = pi.new_zeros(hidden.shape)
     for columns in tiles:
         direction += grad[:, columns] @ head.weight[columns].to(pi.dtype)
     return log_pi.gather(1, targets[:, None]).squeeze(1), entropy, direction
@@ -404,11 +492,7 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 def _wide_output(device: torch.device) -> bool:
     """Whether a matmul of half-precision factors can return its float32 sums."""
-    return device.type == "cuda" and torch.version.hip is None and not _plain
-
-
-def _compiled(device: torch.device) -> bool:
-    return device.type == "cuda" and COMPILE and not _plain
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _tile_size(device: torch.device) -> tuple[int, int]:

@@ -84,7 +84,8 @@ def hidden_states_per_completion(forward: Forward, decoder: Any, inputs: Inputs)
     Returns:
         Shape (N, H) for the N tokens of ``completion_mask``, row by row.
     """
-    ids, mask, is_target = _whole_rows(inputs)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask, is_target = token_masks(inputs)
     longest = max(mask.sum(1).max(), 1)
     order = (~mask).argsort(axis=1, kind="stable")[:, :longest]  # (B, longest), padding to the right
     order_, mask_ = (torch.from_numpy(part).to(ids.device) for part in (order, np.take_along_axis(mask, order, 1)))
@@ -101,7 +102,8 @@ def hidden_states_packed(forward: Forward, decoder: Any, inputs: Inputs) -> Tens
     For a forward that keeps the rows apart by Unsloth's ``packed_seq_lengths``. A call has up to ``PACKED_TOKENS``
     tokens, and one row at least.
     """
-    ids, mask, is_target = _whole_rows(inputs)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask, is_target = token_masks(inputs)
     lengths = mask.sum(1)
     parts: list[list[int]] = []
     for row, length in enumerate(lengths):
@@ -138,8 +140,8 @@ class Packing:
 
         A sliding window counts from the start of the packed row: none that is shorter than a row of the batch.
         """
-        masks = split_masks(inputs)
-        lengths = sum(mask.sum(1) for mask in masks)
+        mask, _ = token_masks(inputs)
+        lengths = mask.sum(1)
         window = getattr(config, "sliding_window", None)
         if not self.possible or len(lengths) < 2 or (window is not None and lengths.max() > window):
             return None
@@ -157,7 +159,8 @@ class Packing:
     def _verify(self, forward: Forward, decoder: Any, inputs: Inputs, lengths: Any) -> None:
         """Compare the longest row and the last one with the same rows alone."""
         rows = [int(lengths.argmax()), len(lengths) - 1]
-        packed = hidden_states_packed(forward, decoder, inputs).split(split_masks(inputs)[1].sum(1).tolist())
+        _, is_target = token_masks(inputs)
+        packed = hidden_states_packed(forward, decoder, inputs).split(is_target.sum(1).tolist())
         alone = [hidden_states_per_completion(forward, decoder, _rows_of(inputs, [row])) for row in rows]
         if not _agree(torch.cat([packed[row] for row in rows]), torch.cat(alone)):
             raise UsageError("the model does not keep packed rows apart")
@@ -168,19 +171,19 @@ def host_masks(inputs: Inputs) -> Tensor:
     return torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1).bool().cpu()
 
 
-def split_masks(inputs: Inputs) -> tuple[Any, Any]:
-    """The masks of prompts (B, P) and completions (B, T) as NumPy arrays; without a transfer with ``host_masks``."""
-    both = inputs["host_masks"] if "host_masks" in inputs else host_masks(inputs)
-    prompt, completion = np.split(both.numpy(), [inputs["prompt_mask"].shape[1]], axis=1)
-    return prompt, completion
+def token_masks(inputs: Inputs) -> tuple[Any, Any]:
+    """NumPy masks of all tokens and of the completions' tokens, (B, P + T); without a transfer with ``host_masks``."""
+    mask = (inputs["host_masks"] if "host_masks" in inputs else host_masks(inputs)).numpy()
+    is_target = mask.copy()
+    is_target[:, : inputs["prompt_mask"].shape[1]] = False
+    return mask, is_target
 
 
-def _whole_rows(inputs: Inputs) -> tuple[Tensor, Any, Any]:
-    """Ids of prompts and completions, and NumPy masks of the tokens and of the completions' tokens. (B, P + T) each."""
-    prompt, completion = split_masks(inputs)
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    is_target = np.concatenate([np.zeros_like(prompt), completion], 1)
-    return ids, np.concatenate([prompt, completion], 1), is_target
+def completion_places(inputs: Inputs) -> Tensor:
+    """Where the N tokens of the completions are in their flattened (B, T) tensors. Shape (N,)."""
+    _, is_target = token_masks(inputs)
+    places = np.flatnonzero(is_target[:, inputs["prompt_mask"].shape[1] :])
+    return torch.from_numpy(places).to(inputs["completion_ids"].device)
 
 
 def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> Tensor:
@@ -198,9 +201,11 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
             use_cache=True,
         )
     last_of_prompt = hidden_states[0][:, -1:]
-    parts, places = [], []
+    parts = []
+    places = []
     for rows in _rows_of_similar_length(completion_mask, prompt_mask.numel()):
-        mask, prompt = completion_mask[rows], prompt_of[rows]
+        mask = completion_mask[rows]
+        prompt = prompt_of[rows]
         # The last token predicts nothing. One column at least, so that every process calls the model as often.
         width = max(int(mask.sum(-1).max()) - 1, 1)
         with _last_hidden_states_of(decoder) as hidden_states:
@@ -247,7 +252,8 @@ def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     mask = inputs["prompt_mask"]
     width = max(int(mask.sum(-1).max()), 1)
     order = mask.argsort(dim=1, stable=True)[:, -width:]
-    ids, mask = inputs["prompt_ids"].gather(1, order), mask.gather(1, order)
+    ids = inputs["prompt_ids"].gather(1, order)
+    mask = mask.gather(1, order)
     both, prompt_of = torch.cat([ids * mask, mask], dim=1).unique(dim=0, return_inverse=True)
     return both[:, :width], both[:, width:], prompt_of
 
@@ -293,7 +299,8 @@ def are_equal(forward: Forward, decoder: Any, inputs: Inputs) -> bool:
     try:
         agrees = _agree(hidden_states_by_prompt(forward, decoder, batch), plain)
     except Exception as failure:  # a model that takes another cache raises various errors
-        agrees, reason = False, f"the model does not take the cache ({first_line(failure)})"
+        agrees = False
+        reason = f"the model does not take the cache ({first_line(failure)})"
     if any_process(not agrees, plain.device):
         logger.warning("Each prompt is encoded once per completion: %s.", reason)
         return False

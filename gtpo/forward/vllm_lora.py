@@ -77,7 +77,8 @@ class AdapterGeneration(VLLMGeneration):
             def sleep(self, level: int) -> None:
                 super().sleep(min(level, 1))  # 2 discards the base, which is not handed over again
 
-        process, size = self.accelerator.process_index, self.tensor_parallel_size
+        process = self.accelerator.process_index
+        size = self.tensor_parallel_size
         if size > 1:
             groups = [list(range(first, first + size)) for first in range(0, self.accelerator.num_processes, size)]
             self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)

@@ -112,7 +112,7 @@ def check_embeddings(causal_lm: Any) -> None:
     The merge of an adapter on one of two tied embeddings changes both. Unsloth trains all of them, and vLLM gets the
     adapter alone.
     """
-    tied = causal_lm.config.get_text_config().tie_word_embeddings
+    tied = getattr(causal_lm.config.get_text_config(), "tie_word_embeddings", False)
     for module in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()):
         if tied and isinstance(module, BaseTunerLayer):
             raise UsageError(

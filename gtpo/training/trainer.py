@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import trl
 from peft import PeftModel
@@ -37,7 +36,7 @@ from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
-from gtpo.forward.hidden_states import Route, host_masks, split_masks
+from gtpo.forward.hidden_states import Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
@@ -91,6 +90,7 @@ class GRPOTrainer(HeldOutEvaluation):
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     tags = TAGS  # of the metrics tag_logps
+    logps_and_entropy = staticmethod(linear_logps_and_entropy)  # plain_logps_and_entropy is its readable twin
 
     check_settings = staticmethod(check_grpo_settings)
     _config = trl.GRPOConfig  # of a trainer without args
@@ -374,8 +374,7 @@ class GRPOTrainer(HeldOutEvaluation):
         mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
         hidden = self._route.states(model, causal_lm, inputs)  # (N, H), each predicts its token
-        _, completion_mask = split_masks(inputs)
-        tokens = torch.from_numpy(np.flatnonzero(completion_mask)).to(mask.device)  # (N,), in the (B, T) ones
+        tokens = completion_places(inputs)  # (N,)
         targets = inputs["completion_ids"].flatten()[tokens]
         if grad_rows is not None:
             grad_rows = grad_rows.flatten()[tokens]
@@ -388,7 +387,7 @@ class GRPOTrainer(HeldOutEvaluation):
     ) -> tuple[Tensor, Tensor]:
         """ln pi of the targets and H, from the hidden states (N, H) that predict them. Shape (N,) each."""
         head = causal_lm.get_output_embeddings()
-        return linear_logps_and_entropy(
+        return self.logps_and_entropy(
             hidden,
             gather_full_parameter(head.weight),
             targets,

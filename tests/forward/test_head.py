@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gtpo.forward import head as module
-from gtpo.forward.head import linear_logps_and_entropy
+from gtpo.forward.head import linear_logps_and_entropy, plain_logps_and_entropy
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1 to 10; observed error 2e-14
 ROUNDING = 1e-6  # float32 and below: allowed on top of the plain computation's error, relative to the values
@@ -27,6 +27,7 @@ ROUNDING = 1e-6  # float32 and below: allowed on top of the plain computation's 
 SHAPES = [(0, 4, 7), (1, 1, 1), (1, 3, 2), (6, 2, 1), (5, 4, 3), (7, 5, 13), (16, 8, 64), (33, 6, 129)]  # N, H, V
 TILES = [None, (4, 8), (1, 50), (7, 13)]  # rows x columns; None: the module's default, larger than every shape here
 TRAINABLE = ["nothing", "weight", "bias", "weight and bias"]
+HEADS = pytest.mark.parametrize("head", [linear_logps_and_entropy, plain_logps_and_entropy], ids=["tiles", "plain"])
 
 
 @pytest.fixture(params=TILES, ids=lambda tile: "default tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
@@ -125,13 +126,16 @@ def test_the_reference_reproduces_a_head_computed_by_hand() -> None:
 # --- values and gradients --------------------------------------------------------------------------------------------
 
 
+@HEADS
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("trainable", TRAINABLE)
-def test_float64_equals_plain_computation(shape: tuple[int, int, int], trainable: str, tiles: None) -> None:
+def test_float64_equals_plain_computation(
+    head: Callable, shape: tuple[int, int, int], trainable: str, tiles: None
+) -> None:
     for temperature, bias in [(1.0, False), (0.7, True), (1.5, True)]:
         case = random_case(shape, bias=bias)
         truth = run(plain_head, case, temperature=temperature)
-        ours = run(linear_logps_and_entropy, case, trainable=trainable, temperature=temperature)
+        ours = run(head, case, trainable=trainable, temperature=temperature)
         assert ours.logps.dtype == ours.entropy.dtype == ours.grad_hidden.dtype == torch.float64
         assert (ours.grad_weight is not None) == ("weight" in trainable)
         assert (ours.grad_bias is not None) == (bias and "bias" in trainable)
@@ -212,11 +216,12 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
+@HEADS
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
-def test_entropy_carries_no_gradient(trainable: str) -> None:
+def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
     case = random_case((5, 4, 7))
     hidden, weight = case.hidden.requires_grad_(), case.weight.requires_grad_("weight" in trainable)
-    logps, entropy = linear_logps_and_entropy(hidden, weight, case.targets)
+    logps, entropy = head(hidden, weight, case.targets)
     assert logps.requires_grad and not entropy.requires_grad
     with_entropy = torch.autograd.grad(logps.sum() + entropy.sum(), hidden, retain_graph=True)[0]
     assert_equal(with_entropy, torch.autograd.grad(logps.sum(), hidden)[0])
@@ -244,17 +249,18 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 # --- grad_rows -------------------------------------------------------------------------------------------------------
 
 
+@HEADS
 @pytest.mark.parametrize("trainable", TRAINABLE)
 @pytest.mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
 @pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
 def test_rows_outside_grad_rows_get_zero_gradient(
-    trainable: str, wanted: str, far: bool, monkeypatch: pytest.MonkeyPatch
+    head: Callable, trainable: str, wanted: str, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 4, 5)
     case = random_case((11, 4, 13), bias=True, scale=200.0 if far else 2.0)
     rows = torch.arange(11)
     grad_rows = {"some": rows % 3 == 1, "none": rows < 0, "all": rows >= 0, "first tile only": rows < 4}[wanted]
-    ours = run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=grad_rows, temperature=0.7)
+    ours = run(head, case, trainable=trainable, grad_rows=grad_rows, temperature=0.7)
     masked = Case(case.hidden, case.weight, case.targets, case.bias, case.upstream * grad_rows)
     truth = run(plain_head, masked, temperature=0.7)
     assert not ours.grad_hidden[~grad_rows].any()
@@ -267,16 +273,17 @@ def test_rows_outside_grad_rows_get_zero_gradient(
 SHAPED = [(0.0625, None), (1 / 6, 3.0), (1.0, 2.0), (2.5, 30.0)]  # Cohere, Granite and a cap, tight caps, Gemma 2
 
 
+@HEADS
 @pytest.mark.parametrize("trainable", TRAINABLE)
 @pytest.mark.parametrize(("logit_scale", "softcap"), SHAPED)
 def test_logit_scale_and_soft_cap_equal_the_plain_computation(
-    trainable: str, logit_scale: float, softcap: float | None, tiles: None
+    head: Callable, trainable: str, logit_scale: float, softcap: float | None, tiles: None
 ) -> None:
     for bias, scale in [(False, 2.0), (True, 2.0), (False, 300.0)]:  # the last has unlikely targets and saturated caps
         case = random_case((17, 6, 29), bias=bias, scale=scale)
         options = {"temperature": 0.3, "logit_scale": logit_scale, "softcap": softcap}
         truth = run(plain_head, case, **options)
-        assert_float64(run(linear_logps_and_entropy, case, trainable=trainable, **options), truth)
+        assert_float64(run(head, case, trainable=trainable, **options), truth)
 
 
 # --- autocast, mixed dtypes and the compiled function ----------------------------------------------------------------
@@ -332,7 +339,7 @@ def emulate_wide_matmuls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, lis
 
         return matmul
 
-    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    monkeypatch.setattr(module, "_wide_output", lambda device: True)
     for name in originals:
         monkeypatch.setattr(torch, name, emulated(name))
     return calls
@@ -363,7 +370,7 @@ def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
-def test_a_cuda_route_that_raises_is_left_once_and_aloud(
+def test_where_a_cuda_route_raises_the_portable_one_gives_the_result_and_says_so_once(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = random_case((40, 16, 300)).to(torch.bfloat16)
@@ -377,27 +384,25 @@ def test_a_cuda_route_that_raises_is_left_once_and_aloud(
         raise error
 
     mm = torch.mm
-    monkeypatch.setattr(module, "_plain", False)
-    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    module._warn_once.cache_clear()
+    monkeypatch.setattr(module, "_wide_output", lambda device: True)
     monkeypatch.setattr(torch, "mm", unsupported)
     for _ in range(2):
         ours = run(linear_logps_and_entropy, case, trainable="nothing")
         assert torch.equal(ours.logps, plain.logps) and torch.equal(ours.grad_hidden, plain.grad_hidden)
-    assert len(attempts) == 1
+    assert len(attempts) == 2
     reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    assert caplog.messages == [f"the CUDA path of the LM head failed; the plain one is used from now on: {reason}"]
+    assert caplog.messages == [f"the CUDA path of the LM head failed; the portable one is used instead: {reason}"]
 
 
 def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any, **__: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(module, "_plain", False)
-    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    monkeypatch.setattr(module, "_wide_output", lambda device: True)
     monkeypatch.setattr(torch, "mm", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         run(linear_logps_and_entropy, random_case((4, 16, 30)).to(torch.bfloat16), trainable="nothing")
-    assert not module._plain
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -555,31 +560,34 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
         torch.testing.assert_close(actual[others], expected[others], atol=tolerance, rtol=tolerance)
 
 
+@HEADS
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_target_far_above_every_other_logit_gives_zeros(dtype: torch.dtype, trainable: str) -> None:
+def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: torch.dtype, trainable: str) -> None:
     weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
     case = Case(torch.tensor([[1.0, 0.0]]), weight, torch.tensor([0]), torch.zeros(3), torch.ones(1)).to(dtype)
-    for value in run(linear_logps_and_entropy, case, trainable=trainable).items().values():
+    for value in run(head, case, trainable=trainable).items().values():
         assert not value.any()
 
 
+@HEADS
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(trainable: str) -> None:
+def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(head: Callable, trainable: str) -> None:
     case = random_case((6, 4, 9), bias=True)
     case.targets %= 7
     case.bias[7:] = -math.inf
     truth = run(plain_head, Case(case.hidden, case.weight[:7], case.targets, case.bias[:7], case.upstream))
-    ours = run(linear_logps_and_entropy, case, trainable=trainable)
+    ours = run(head, case, trainable=trainable)
     torch.testing.assert_close(ours.logps, truth.logps, atol=ATOL64, rtol=0)
     torch.testing.assert_close(ours.entropy, truth.entropy, atol=1e-9, rtol=0)
     torch.testing.assert_close(ours.grad_hidden, truth.grad_hidden, atol=ATOL64, rtol=0)
 
 
-def test_nan_in_a_hidden_state_is_propagated() -> None:
+@HEADS
+def test_nan_in_a_hidden_state_is_propagated(head: Callable) -> None:
     case = random_case((5, 4, 7)).to(torch.float32)
     case.hidden[2, 1] = math.nan
-    logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets)
+    logps, entropy = head(case.hidden, case.weight, case.targets)
     assert logps.isnan().tolist() == entropy.isnan().tolist() == [False, False, True, False, False]
 
 

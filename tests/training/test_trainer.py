@@ -29,6 +29,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from gtpo.errors import RunError
+from gtpo.forward import head as heads
 from gtpo.training.checks import check_head, sampler_metrics
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer
@@ -54,6 +55,22 @@ def plain_logps_and_entropy(trainer: Any, batch: dict[str, torch.Tensor]) -> tup
         logps.append([log_pi[t, token].item() for t, token in enumerate(completion)])
         entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
     return logps, entropies
+
+
+def test_the_plain_head_trains_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+    trained, calls = {}, []
+
+    def plain(*args: Any, **options: Any) -> Any:
+        calls.append(options)
+        return heads.plain_logps_and_entropy(*args, **options)
+
+    for name, head in (("tiles", heads.linear_logps_and_entropy), ("plain", plain)):
+        trainer = make_trainer("gtpo", tiny, tmp_path / name)
+        trainer.logps_and_entropy = head
+        trained[name] = trained_weights(trainer)
+    assert calls
+    for name, weight in trained["plain"].items():
+        torch.testing.assert_close(trained["tiles"][name], weight, atol=ATOL, rtol=0)
 
 
 @pytest.mark.parametrize(
