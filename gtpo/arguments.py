@@ -138,8 +138,7 @@ class FormatArguments:
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
         """The four tags."""
-        start, end, answer_start, answer_end = self.tags.split()
-        return start, end, answer_start, answer_end
+        return tuple(self.tags.split())  # type: ignore[return-value]  # checked: they are four
 
     @property
     def format(self) -> PromptFormat:
@@ -212,8 +211,11 @@ class ModelArguments:
     _argument_group_name = "model"
 
     model: str = option(
-        "tiny", "tiny, smol (SmolLM2-135M), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), Hub id or path."
+        "tiny",
+        "tiny, smol (SmolLM2-135M), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), Hub id or path; or a "
+        "run, or its adapter/, to train further as a new run.",
     )
+    initial_adapter: str | None = option(None, "The adapter that training starts from: --model RUN sets it.")
     backend: str = option("auto", "unsloth or transformers; auto: unsloth on a GPU, transformers without one.")
     lora_rank: int = option(64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights.")
     lora_target_modules: list[str] = option(

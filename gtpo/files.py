@@ -65,8 +65,8 @@ def replace_directory(unfinished: Path, directory: Path) -> None:
     old = directory.with_name(f"{directory.name}.old")
     remove(old)
     if directory.exists():
-        os.rename(directory, old)
-    os.rename(unfinished, directory)
+        directory.rename(old)
+    unfinished.rename(directory)
     remove(old)
 
 

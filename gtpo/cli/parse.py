@@ -48,7 +48,16 @@ from gtpo.models.backend import (
     plans_unsloth,
 )
 from gtpo.models.hub import check_model_name, is_tiny
-from gtpo.runs.directory import OUTPUTS, REMOTE_SETTINGS, RunDirectory, method_of, own_runs, to_argv
+from gtpo.runs.directory import (
+    OUTPUTS,
+    REMOTE_SETTINGS,
+    RunDirectory,
+    check_base,
+    find_adapter,
+    method_of,
+    own_runs,
+    to_argv,
+)
 from gtpo.runs.script import limit_openmp_spinning
 
 logger = logging.getLogger(__name__)
@@ -116,6 +125,9 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     values = _read(parser, argv)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
+    if start.adapter:
+        values |= _start_from(start.adapter, given)
+        logger.warning("training starts from the adapter %s of %s", start.adapter, start.model)
     if start.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     changed = frozenset(name for name, value in values.items() if value != plain[name])
@@ -168,7 +180,7 @@ class _Start:
     """What decides how everything else is read, before TRL is imported.
 
     ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
-    stranger's.
+    stranger's. Training starts from ``adapter``.
     """
 
     model: str
@@ -177,6 +189,7 @@ class _Start:
     run: RunDirectory | None
     config: str | None
     of_run: bool
+    adapter: Path | None
 
     @classmethod
     def of(cls, method: str, argv: Sequence[str]) -> "_Start":
@@ -197,8 +210,10 @@ class _Start:
         is_run = beside.lock.exists() or beside.environment.exists()
         of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
         model = given.model or stored.get("model") or ModelArguments.model
+        if adapter := find_adapter(model):
+            model = RunDirectory(adapter.parent).read_config()["model"]
         backend = given.backend or stored.get("backend") or ModelArguments.backend
-        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run)
+        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run, adapter)
 
 
 def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
@@ -214,9 +229,22 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
     name = settings.get("model", "tiny")
-    if "entropy_filter" in settings and start.model not in (name, MODEL_ALIASES[name]):
+    if "entropy_filter" in settings and (start.adapter or start.model not in (name, MODEL_ALIASES[name])):
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
+
+
+def _start_from(adapter: Path, given: set[str]) -> dict[str, Any]:
+    """The settings that a run takes over with an adapter: base, shape, and prompt unless ``given``."""
+    check_base(adapter)
+    stored = RunDirectory(adapter.parent).read_config()
+    found = {"model": stored["model"], "initial_adapter": str(adapter)}
+    for name in ("lora_rank", "lora_target_modules"):
+        if name in given:
+            raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
+        found[name] = stored[name]
+    asked = {name: value for name, value in stored_prompt(stored).items() if name not in given}
+    return asked | found
 
 
 def _without_remote_settings(
@@ -225,14 +253,13 @@ def _without_remote_settings(
     """The settings of a run without those that send something elsewhere: these come from the command line."""
     kept, remote = {}, {}
     for name, value in stored.items():
-        is_remote = name in REMOTE_SETTINGS and value not in (None, False, "none", plain[name])
-        if not is_remote:
+        if name not in REMOTE_SETTINGS or value in (None, False, "none", plain[name]):
             kept[name] = value
         elif name not in given:
             remote[name] = value
     if remote:
         again = shlex.join(to_argv(remote))
-        if stored.get("use_vllm") and any(name.startswith("vllm_server") for name in remote):
+        if remote.keys() & {"vllm_server_base_url", "vllm_server_host"}:
             raise UsageError(f"{start.config} names a vLLM server: if it is yours, add {again}.")
         logger.warning("not taken from %s: if the run is yours, add %s", start.config, again)
     return kept

@@ -25,10 +25,14 @@ def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
     """
-    if settings.trainer.use_cpu and backend == "transformers" and gpu_is_available() and IS_MAIN_PROCESS:
+    trainer = settings.trainer
+    if trainer.use_cpu and backend == "transformers" and gpu_is_available() and IS_MAIN_PROCESS:
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
-    use_vllm = getattr(settings.trainer, "use_vllm", False)
-    policy, tokenizer = build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
+    policy, tokenizer = build_policy(
+        settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
+    )
+    if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
+        policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)
     return policy, tokenizer
 
@@ -237,25 +241,28 @@ def _load_unsloth(
         hint = "; --use_vllm false trains without vLLM" if use_vllm else ""
         raise why_not_loaded(path, error, hint) from error
     _check_embedding_rows(model, path)
-    rows = len(model.get_input_embeddings().weight)
-    prepare_tokenizer(tokenizer, path, rows, prompt)
+    prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight), prompt)
     leave_out_sampling(model.generation_config, path)
     _stop_at_end_of_turn(model, tokenizer)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(f"{path} pads with EOS alone, which Unsloth always masks: use --backend transformers.")
     _check_engine_length(model, arguments.max_seq_length)
-    every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
-        target_modules=ModelArguments().lora_target_modules if every_linear else arguments.lora_target_modules,
+        target_modules=(  # Unsloth takes names only
+            ModelArguments().lora_target_modules
+            if arguments.target_modules == "all-linear"
+            else arguments.lora_target_modules
+        ),
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )
     # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model, and the copy beside it.
     config = model.peft_config["default"]
-    config.base_model_name_or_path, config.auto_mapping = path, {"loaded_from": model.config._name_or_path}
+    config.base_model_name_or_path = path
+    config.auto_mapping = {"loaded_from": model.config._name_or_path}
     _prepare_saving(model)
     return model, tokenizer
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, read_own, read_yaml, remove, write_atomically
+from gtpo.files import apply_umask, fingerprint, read_own, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
+MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
+REMOTE_SETTINGS = MAY_CHANGE["remote"]
 FILES = {  # what a run directory may have: the files that show it
     "settings": ("config.yaml",),
     "metrics": ("metrics.jsonl",),
@@ -37,7 +39,7 @@ def run_label(label: str) -> tuple[str, int | None]:
 def label_of(directory: Path) -> str:
     """The label of a run: its path below outputs/, joined with dashes; elsewhere the name of the directory."""
     directory, root = directory.resolve(), OUTPUTS.resolve()
-    if directory == RunDirectory(directory.parent).adapter:
+    if directory.name == "adapter":
         directory = directory.parent
     return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
 
@@ -84,7 +86,7 @@ class RunDirectory:
 
     def read_environment(self) -> dict[str, Any]:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
-        return dict(json.loads(read_own(self.environment))) if self.environment.is_file() else {}
+        return _read_json(self.environment)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
@@ -92,24 +94,30 @@ class RunDirectory:
         If a step was logged twice, the last line counts.
         """
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
-        for number, line in enumerate(self.metrics.read_bytes().split(b"\n")[:-1]):
+        for line in self.metrics.read_bytes().split(b"\n")[:-1]:
             row = dict(json.loads(line))
-            rows[row.get("step", f"line {number}"), "eval_runtime" in row] = row
+            rows[row.get("step"), "eval_runtime" in row] = row
         if not rows:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return list(rows.values())
 
     def read_best(self) -> dict[str, Any] | None:
         """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it."""
-        path = self.best / "best.json"
-        return dict(json.loads(path.read_bytes())) if path.is_file() else None
+        return _read_json(self.best / "best.json") or None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(read_own(path))) if path.is_file() else {}
 
 
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories that have a key of ``FILES``, least recently written first."""
-    found = {path: name for directory in directories for name in FILES[having] for path in directory.rglob(name)}
-    ordered = sorted(found, key=lambda path: path.stat().st_mtime)
-    return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
+    written: dict[Path, float] = {}
+    for directory in directories:
+        for name in FILES[having]:
+            for path in directory.rglob(name):
+                written[path.parents[name.count("/")]] = path.stat().st_mtime
+    return [RunDirectory(path) for path in sorted(written, key=written.__getitem__)]
 
 
 def own_runs(having: str = "settings") -> list[RunDirectory]:
@@ -126,25 +134,12 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
-REMOTE_SETTINGS = (  # they send something elsewhere; of a stored run none is followed unless it is given again
-    "push_to_hub",
-    "hub_model_id",
-    "report_to",
-    "log_completions_hub_repo",
-    "trackio_space_id",
-    "trackio_bucket_id",
-    "trackio_static_space_id",
-    "vllm_server_base_url",
-    "vllm_server_host",
-)
-
-
 def to_argv(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
     words: list[str] = []
     for name, value in settings.items():
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+        words += [f"--{name}", *(v if isinstance(v, str) else json.dumps(v) for v in values)]
     return words
 
 
@@ -166,11 +161,33 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     return shlex.join(["python", script, *flags, *to_argv(again)])
 
 
+def find_adapter(model: str) -> Path | None:
+    """The adapter that ``--model`` names, of a run of ours; None for another model."""
+    for adapter in (Path(model), RunDirectory(model).adapter):
+        if (adapter / "adapter_config.json").is_file() and RunDirectory(adapter.parent).config.is_file():
+            return adapter
+    return None
+
+
+def check_base(adapter: Path) -> None:
+    """Refuse an adapter whose base, a directory, has other files than when it was trained."""
+    config = _read_json(adapter / "adapter_config.json")  # without one all weights are trained
+    base = config.get("base_model_name_or_path")
+    noted = (config.get("auto_mapping") or {}).get("base_fingerprint")
+    if noted and fingerprint(base) not in (noted, None):
+        raise UsageError(
+            f"{base} has changed since {adapter} was trained from it: restore its weights, config and tokenizer, or "
+            "train another run."
+        )
+
+
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
     apply_umask(checkpoint)
-    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
-    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in paths}
+    files = {}
+    for path in checkpoint.rglob("*"):
+        if path.is_file() and path.name != MANIFEST:
+            files[str(path.relative_to(checkpoint))] = _sha256(path)
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 

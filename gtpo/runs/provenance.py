@@ -47,8 +47,7 @@ def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] |
     if held_out is not None:
         found["held_out"] = _hash_of_rows(held_out)
     for reward in settings.reward.reward if settings.reward else ():
-        module = reward.rpartition(":")[0].removesuffix(".py")
-        path = Path(f"{module}.py")
+        path = Path(reward.rpartition(":")[0])
         if path.is_file():
             found[reward] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return found

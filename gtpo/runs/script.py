@@ -40,11 +40,11 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         if debug:
             raise
         sentence = printable(" ".join(str(error).split()))
-        if isinstance(error, RunError):
-            of_user_code = f" {_write_traceback()} has the traceback." if error.__cause__ else ""
-            _exit(f"{sentence}{of_user_code}", 1)
-        if isinstance(error, UsageError | ArgumentError):
-            _exit(sentence, 2)
+        is_run = isinstance(error, RunError)
+        if is_run and error.__cause__:  # of the user's code
+            sentence += f" {_write_traceback()} has the traceback."
+        if is_run or isinstance(error, UsageError | ArgumentError):
+            _exit(sentence, 2 - is_run)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
         _exit(f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 1 + (not _training))

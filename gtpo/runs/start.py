@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -14,12 +13,13 @@ from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, Settings, name_of
 from gtpo.errors import UsageError, command_again
-from gtpo.files import read_yaml, remove, write_atomically
+from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.directory import (
     MANIFEST,
-    REMOTE_SETTINGS,
+    MAY_CHANGE,
     RunDirectory,
+    check_base,
     delete,
     latest_complete,
     resume_command,
@@ -30,8 +30,7 @@ from gtpo.runs.provenance import made_from, provenance
 
 logger = logging.getLogger(__name__)
 
-MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
-_NOT_OF_TRAINING = {*MAY_CHANGE["place"], *REMOTE_SETTINGS}  # may differ when a finished run is saved again
+_NOT_OF_TRAINING = {*MAY_CHANGE["place"], *MAY_CHANGE["remote"]}  # may differ when a finished run is saved again
 _Changes = dict[str, tuple[Any, Any]]  # setting -> before, now
 
 _locks: dict[str, FileLock] = {}  # held until the process ends
@@ -57,6 +56,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         if checkpoint is None:
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
+        check_base(checkpoint)
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
@@ -111,7 +111,7 @@ def _is_run(run: RunDirectory) -> bool:
 
 def _has_content(run: RunDirectory) -> bool:
     """Whether a directory contains more than a run leaves that failed before its first step."""
-    names = {path.name.removesuffix(".tmp") for path in run.path.iterdir()} if run.path.is_dir() else set()
+    names = {path.name.removesuffix(".tmp") for path in run.path.glob("*")}
     before = (run.lock, run.config, run.environment, run.initial_entropy, run.completions, run.wandb, run.wandb_id)
     is_early = _is_run(run) and names <= {path.name for path in before} and not run.completion_tables()
     return bool(names) and not is_early
@@ -120,8 +120,7 @@ def _has_content(run: RunDirectory) -> bool:
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
     """Refuse to resume with settings or rows that the run cannot change; log what changes.
 
-    Of other held-out rows some may have been trained on, and best/ would compare two kinds. After the last step a
-    change has no effect, and any is refused. ``completions``: of a step, in all processes.
+    Of other held-out rows some may have been trained on. ``completions``: of a step, in all processes.
     """
     stored = {"eval_rows": None, "eval_dataset": None}
     if run.config.is_file():  # a run of another program has none
@@ -129,22 +128,20 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
     changed, now = _changed(stored, settings), settings.made_from
     environment = run.read_environment()
     before = environment.get("made_from", {})  # of an earlier revision nothing
-    had_none = stored["eval_rows"] is None and stored["eval_dataset"] is None
-    held_out = None if had_none else before.get("held_out")
-    is_same = now["rows"] == before.get("rows") and (had_none or now.get("held_out") == held_out)
-    allowed = {name for names in MAY_CHANGE.values() for name in names} | {*REMOTE_SETTINGS}
+    had_none = not (stored["eval_rows"] or stored["eval_dataset"])
+    is_same = now["rows"] == before.get("rows") and (had_none or now.get("held_out") == before.get("held_out"))
+    allowed = {name for names in MAY_CHANGE.values() for name in names}
     if not is_same:
         allowed -= {*MAY_CHANGE["rows"]}
-    if had_none and settings.data.eval_dataset is not None:
+    if had_none and settings.data.eval_dataset:
         allowed |= {"eval_rows", "eval_dataset", "eval_split"}  # rows that were not trained on
-    if stored["eval_rows"] is not None:
+    if stored["eval_rows"]:
         allowed -= {"seed"}  # it chooses the rows that are held out
     for name, (old, new) in changed.items():
         if name not in allowed:
             raise UsageError(
-                f"{run.path} was started with --{name} {shorten(str(old), 80)}, and cannot be resumed with "
-                f"{shorten(str(new), 80)}: remove --{name}, train another run with --run_name, or start one from this "
-                f"adapter with --model {checkpoint}."
+                f"{run.path} was started with --{name} {old!s:.80}, and cannot be resumed with {new!s:.80}: remove "
+                f"--{name}, train another run with --run_name, or start one from this adapter: --model {checkpoint}."
             )
     if before and not is_same and not changed.keys() & {"seed", *MAY_CHANGE["rows"]}:
         raise UsageError(

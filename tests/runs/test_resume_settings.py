@@ -10,8 +10,8 @@ from helpers.settings import CLASSES, parsed
 
 from gtpo.arguments import fields_of
 from gtpo.errors import UsageError
-from gtpo.runs.directory import REMOTE_SETTINGS, write_manifest
-from gtpo.runs.start import MAY_CHANGE, check_run, start_run
+from gtpo.runs.directory import MAY_CHANGE, write_manifest
+from gtpo.runs.start import check_run, start_run
 
 ROWS = [{"prompt": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)]
 SMALL = ("--num_generations", "4", "--prompts_per_step", "2")
@@ -90,7 +90,7 @@ def test_what_a_resume_may_change_is_logged(words: str, tmp_path: Path, caplog: 
 def test_the_names_of_the_table_are_settings() -> None:
     known = {name for classes in CLASSES.values() for name in fields_of(classes)}
     named = [name for names in MAY_CHANGE.values() for name in names]
-    assert len(named) == len({*named}) and {*named, *REMOTE_SETTINGS} <= known
+    assert len(named) == len({*named}) and {*named} <= known
 
 
 def test_a_step_keeps_its_completions_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""``--model RUN`` starts a new run from its adapter."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.scripts import Ended
+from helpers.settings import parsed
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from gtpo.errors import UsageError
+from gtpo.files import fingerprint
+from gtpo.models.load import build_policy, load_policy
+from gtpo.runs.start import start_run
+
+TAGS = "<think> </think> <final> </final>"
+
+
+@pytest.fixture
+def run(tiny: Path, tmp_path: Path) -> Path:
+    """A run of SFT with an adapter of rank 4 whose B is not 0, without its steps."""
+    path = tmp_path / "sft"
+    settings = parsed(
+        *("--model", str(tiny), "--output_dir", str(path), "--lora_rank", "4", "--tags", TAGS),
+        *("--lora_target_modules", "q_proj", "v_proj"),
+        method="sft",
+    )
+    policy, tokenizer = load_policy(settings, "transformers")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1, generator=generator)
+    start_run(settings)
+    policy.save_pretrained(path / "adapter")
+    tokenizer.save_pretrained(path / "adapter")
+    return path
+
+
+@pytest.mark.parametrize("named", ["", "adapter"])
+def test_a_run_from_an_adapter_has_its_base_shape_prompt_and_weights(
+    named: str, run: Path, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = parsed("--model", str(run / named), "--dataset", "arithmetic", "--run_name", "further")
+    model = settings.model
+    assert (model.model, model.initial_adapter) == (str(tiny), str(run / "adapter"))
+    assert (model.lora_rank, model.lora_target_modules) == (4, ["q_proj", "v_proj"])
+    assert settings.prompt.tags == TAGS and "<think>" in str(settings.prompt.system_prompt)
+    assert settings.output_dir.name == f"gtpo-{tiny.name}-arithmetic-further"
+    assert f"starts from the adapter {run / 'adapter'} of {tiny}" in caplog.text
+    policy, _ = load_policy(settings, "transformers")
+    policy.save_pretrained(tmp_path / "saved")
+    found, expected = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "saved", run / "adapter"))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert all(weight.requires_grad == ("lora_" in name) for name, weight in policy.named_parameters())
+
+
+def test_the_prompt_can_be_another_and_the_shape_cannot(run: Path) -> None:
+    other = "<a> </a> <b> </b>"
+    assert parsed("--model", str(run), "--dataset", "arithmetic", "--tags", other).prompt.tags == other
+    for flag, value in (("--lora_rank", "8"), ("--lora_target_modules", "q_proj")):
+        with pytest.raises(UsageError, match=f"{flag} .*{run}/adapter"):
+            parsed("--model", str(run), "--dataset", "arithmetic", flag, value)
+
+
+def test_a_base_replaced_in_place_is_refused(run: Path, tiny: Path) -> None:
+    weights = tiny / "model.safetensors"
+    before, noted = weights.read_bytes(), fingerprint(tiny)
+    tensors = load_file(weights)
+    try:
+        save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, metadata={"format": "pt"})
+        assert fingerprint(tiny) != noted
+        with pytest.raises(UsageError, match=f"{tiny} has changed since {run}/adapter"):
+            parsed("--model", str(run), "--dataset", "arithmetic")
+    finally:
+        weights.write_bytes(before)
+
+
+def test_an_adapter_of_another_program_is_no_run(tmp_path: Path, tiny: Path) -> None:
+    policy, _ = build_policy(parsed("--model", str(tiny)).model, "transformers", seed=0)
+    assert isinstance(policy, PeftModel)
+    policy.save_pretrained(tmp_path / "theirs")
+    assert parsed("--model", str(tmp_path / "theirs"), "--dataset", "arithmetic").model.initial_adapter is None
+
+
+@pytest.mark.slow
+def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: Callable[..., Ended]) -> None:
+    small = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--save_steps", "1")
+    argv = ["--model", str(run), "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "further", *small]
+    done = run_script(run.parent, "train_gtpo.py", *argv)
+    assert done.code == 0, done.stderr[-2000:]
+    assert "Initial entropy" in done.stderr and "100 prompts" in done.stderr
+    stored = yaml.safe_load((run.parent / "further" / "config.yaml").read_text())
+    assert stored["initial_adapter"] == str(run / "adapter")
+    (run / "adapter").rename(run / "gone")  # the checkpoint has all that a resumed run needs
+    sampled = ("--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--max_new_tokens", "4")
+    for script, *words in (
+        ("train_gtpo.py", "--resume", "further", "--max_steps", "3"),
+        ("evaluate.py", "--runs", "further", *sampled),
+        ("figures.py", "--runs", "further", "--output", "curves.png"),
+    ):
+        done = run_script(run.parent, script, *words)
+        assert done.code == 0, done.stderr[-2000:]
