@@ -132,21 +132,21 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(6_900, 12.10),
-    "data": Limit(8_800, 11.70),
+    "data": Limit(10_450, 11.00),
     "evaluation": Limit(14_900, 11.94),
     "forward": Limit(12_300, 11.65),
     "grading": Limit(12_700, 10.69),
-    "models": Limit(7_800, 10.92),
+    "models": Limit(7_950, 9.95),
     "reports": Limit(6_500, 11.99),
     "runs": Limit(5_100, 10.37),
     "training": Limit(18_900, 11.02),
     "": Limit(3_900, 9.35),  # the ground
 }
-PACKAGE_LIMIT = Limit(97_000, 11.10)
+PACKAGE_LIMIT = Limit(99_500, 11.05)
 PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(20_600, 12.90)
 BENCHMARKS = Limit(28_000, 12.24)
-TESTS = Limit(203_000, 11.50)
+TESTS = Limit(207_000, 11.40)
 TABLES = {"verdicts.py", "held_out.py"}  # data of tests: not counted
 LONGEST_FUNCTION, LONGEST_TENSOR_FUNCTION = 45, 60  # lines
 TENSOR_CODE = {
@@ -170,7 +170,7 @@ LONG_FUNCTIONS = {  # above the limit: the set only shrinks
     "main",
 }
 HEAVY_LINES = 10  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
-REACH = 58  # files that train_gtpo.py reaches
+REACH = 59  # files that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
 from gtpo.data.arithmetic import arithmetic
+from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import Row, Table, check_source, is_on_hub, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
 from gtpo.data.values import (
@@ -33,6 +34,7 @@ from gtpo.data.values import (
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
+from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.prompts import PAPER, PromptFormat
 
 if TYPE_CHECKING:
@@ -285,16 +287,48 @@ def _with_answers(
     return kept
 
 
+def prepare_prompts(
+    rows: "Dataset", held_out: "Dataset | None", tokenizer: Any, settings: Settings
+) -> tuple["Dataset", "Dataset | None"]:
+    """The rows that fit, after one look at the first ones (preview.py)."""
+    rows = drop_long_prompts(rows, tokenizer, settings)
+    held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
+    if IS_MAIN_PROCESS:
+        golds = rows["answer"] if "answer" in rows.column_names else [None] * len(rows)
+        check_first_rows(tokenizer, rows["prompt"], golds, settings.prompt, scored_by(settings))
+    return rows, held_out
+
+
+def scored_by(settings: Settings) -> Sequence[str]:
+    """Which of the paper's rewards a run has; SFT learns the format."""
+    return settings.reward.reward if settings.reward else ("format",)
+
+
 def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "Dataset":
-    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged."""
-    most, template_kwargs = settings.data.max_prompt_length, settings.prompt.template_kwargs
+    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
+
+    Of demonstrations also those of more than SFT's ``max_length``, which TRL would cut.
+    """
+    template_kwargs = settings.prompt.template_kwargs
     lengths = [len(encode_prompt(tokenizer, prompt, **template_kwargs)) for prompt in rows["prompt"]]
+    rows = _drop_long(rows, lengths, settings.data.max_prompt_length, "prompts", "--max_prompt_length")
+    longest = getattr(settings.trainer, "max_length", None)
+    if "completion" not in rows.column_names or longest is None:
+        return rows
+    options = {"add_generation_prompt": False, **template_kwargs}
+    whole = [
+        len(encode_prompt(tokenizer, prompt + completion, **options))
+        for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
+    ]
+    return _drop_long(rows, whole, longest, "prompts with their solution", "--max_length")
+
+
+def _drop_long(rows: "Dataset", lengths: Sequence[int], most: int, what: str, flag: str) -> "Dataset":
     kept = [i for i, length in enumerate(lengths) if length <= most]
     if not kept:
-        raise UsageError(f"all {len(rows)} prompts are over {most} tokens: raise --max_prompt_length.")
+        raise UsageError(f"all {len(rows)} {what} are over {most} tokens: raise {flag}.")
     if len(kept) < len(rows):
-        count = len(rows) - len(kept)
-        logger.warning("%d of %d prompts dropped: over %d tokens (--max_prompt_length)", count, len(rows), most)
+        logger.warning("%d of %d %s dropped: over %d tokens (%s)", len(rows) - len(kept), len(rows), what, most, flag)
     return rows.select(kept)
 
 

@@ -1,13 +1,16 @@
 """The tokenizer of a policy: its padding token, its chat template, and conversations as token ids."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments
-from gtpo.errors import UsageError, last_line
+from gtpo.errors import UsageError, printable
+from gtpo.grading.worker import Worker, shared
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,9 @@ PLAIN_TEMPLATE = (  # of a model without a template
     "{%- if add_generation_prompt -%}{{- '\\n\\nAnswer:\\n' -}}{%- endif -%}"
 )
 
+TEMPLATE_SECONDS = 5.0  # for one conversation; templates take milliseconds
+
+_renderer = shared(Worker(Path(__file__).with_name("render.py"), needs="jinja2"))
 _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
 
@@ -59,8 +65,8 @@ def prepare_tokenizer(
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
         logger.warning("%s has no chat template: prompts are `Question: ... Answer:` (--chat_template)", path)
     text = ""
-    with suppress(Exception):  # a template is a program: its errors are of any type
-        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
+    with suppress(UsageError):
+        text = render(tokenizer, _PROBE, add_generation_prompt=True, **arguments)
     if _SYSTEM not in text:
         encode_prompt(tokenizer, _PROBE[1:], **arguments)  # a template that fails on this too is told as it is
         tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
@@ -80,7 +86,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     Tokens from ``vocab_size`` on have no row in the model's embedding; None: all have one.
     """
     turns = [*_PROBE, {"role": "assistant", "content": "2"}]
-    rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    rendered = render(tokenizer, turns, add_generation_prompt=True)
     vocabulary, template = tokenizer.get_vocab(), tokenizer.get_chat_template() + rendered
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     used = {getattr(tokenizer, role) for role in ROLES}
@@ -96,14 +102,34 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     return next(filter(is_free, (*PAD_TOKENS[:-1], *reserved, *others, PAD_TOKENS[-1])), None)
 
 
+def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
+    """A conversation as text, by the tokenizer's chat template; UsageError where that fails.
+
+    The template may be a stranger's. It is tried in another process, with limits of time and memory (render.py).
+    """
+    variables = {
+        **tokenizer.special_tokens_map,
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": False,
+        **options,
+    }
+    request = json.dumps([tokenizer.get_chat_template(), variables], default=str).encode()
+    reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
+    fault = json.loads(reply) if reply else f"it takes more than {TEMPLATE_SECONDS:g} seconds"
+    if fault:
+        where = f"chat template (--chat_template, or that of {tokenizer.name_or_path})"
+        raise UsageError(f"{where}: {printable(fault).rstrip('.')}.")
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    return text
+
+
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
-    options = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(messages, **options)
-    except Exception as error:
-        model = tokenizer.name_or_path
-        raise UsageError(f"chat template (--chat_template, or that of {model}): {last_line(error)}.") from error
+    options = {"add_generation_prompt": True, **template_kwargs}
+    text = render(tokenizer, messages, **options)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
     return ids
@@ -115,12 +141,13 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
     and is scored with it.
     """
-    begun, asked = (
-        tokenizer.apply_chat_template(_PROBE, add_generation_prompt=added, tokenize=False, **prompt.template_kwargs)
-        for added in (True, False)
-    )
-    _, tag, rest = begun.removeprefix(asked).partition(prompt.tags.split()[0])
-    return str(tag + rest)
+    begun = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
+    asked = render(tokenizer, _PROBE, add_generation_prompt=False, **prompt.template_kwargs)
+    added = begun.removeprefix(asked)
+    if added == begun:  # a template that ends a prompt in another way
+        added = begun.rpartition(_PROBE[-1]["content"])[2]
+    starts = [added.find(tag) for tag in prompt.format_tags if tag in added]
+    return added[min(starts) :] if starts else ""
 
 
 def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArguments) -> None:
@@ -128,7 +155,7 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArgum
 
     Templates of reasoning models drop the text between ``<think>`` and ``</think>`` in earlier turns, or in all.
     """
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt.template_kwargs)
+    text = render(tokenizer, messages, **prompt.template_kwargs)
     missing = [tag for tag in prompt.tags.split() if tag in messages[-1]["content"] and tag not in text]
     if missing:
         raise UsageError(
@@ -141,8 +168,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
     """The special token that the chat template writes after an answer; None where it writes text or nothing."""
     answer = "It is two"
     try:
-        text = tokenizer.apply_chat_template([*_PROBE, {"role": "assistant", "content": answer}], tokenize=False)
-    except Exception:  # a template that writes prompts only
+        text = render(tokenizer, [*_PROBE, {"role": "assistant", "content": answer}])
+    except UsageError:  # a template that writes prompts only
         return None
     after = tokenizer.encode(text.rpartition(answer)[2].strip(), add_special_tokens=False)
     special = tokenizer.added_tokens_decoder

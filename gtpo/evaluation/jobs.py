@@ -13,6 +13,7 @@ from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
+from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import check_source, short_name_of
 from gtpo.errors import RunError, UsageError, printable
 from gtpo.evaluation import sampling, storage, targets
@@ -211,6 +212,9 @@ def run_job(
         sampler = load()
         tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, job.prompt)
         requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer)
+        prompts = [job.prompt.format.to_messages(problem.question) for problem in problems]
+        scored = ("format",) if job.problems.grader else ("format", "accuracy")
+        check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], job.prompt, scored)
         mine = sampling.keys_of_shard(requests, how.batch_size, shard) if shard else keys
         if done >= mine:
             return

@@ -31,7 +31,8 @@ class Worker:
     again, with torch and trl. A forked process inherits the memory and the locks of the training process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, script: Path | None = None, needs: str = "math-verify and sympy") -> None:
+        self.script, self.needs = script or SCRIPT, needs
         self.calls = 0  # comparisons that reached sympy; the exact rules decide all others
         self.timeouts = 0  # counted by compare.equivalent
         self.process: subprocess.Popen[bytes] | None = None
@@ -47,16 +48,22 @@ class Worker:
         ComparisonFailed if the ``limit`` in seconds is exceeded or the process dies.
         """
         request = json.dumps([a, b, None if tolerance is None else str(tolerance), alone]).encode()
+        self.calls += 1
+        reply, seconds = self.ask(request, limit)
+        if not reply:
+            raise ComparisonFailed
+        return reply == b"1", seconds
+
+    def ask(self, request: bytes, limit: float) -> tuple[bytes, float]:
+        """(reply, seconds taken). The reply is empty if the ``limit`` in seconds is exceeded or the process dies."""
         with self._lock:
-            self.calls += 1
             reply, seconds = self._request(request, limit)
             if not reply and seconds < limit:  # the process died, perhaps killed from outside: retry once
                 reply, more = self._request(request, limit - seconds)
                 seconds += more
             if not reply:
-                self._start()  # the next process imports sympy in the background
-                raise ComparisonFailed
-            return reply == b"1", seconds
+                self._start()  # the next process imports what it needs in the background
+            return reply, seconds
 
     def stop(self) -> None:
         """Kill the process if it is running."""
@@ -100,7 +107,7 @@ class Worker:
             message = self._first_message(self._connection)
             if message != "ready":
                 self.stop()
-                raise RuntimeError(f"the grading process did not start ({message}): install math-verify and sympy")
+                raise RuntimeError(f"{self.script.name} did not start ({message}): install {self.needs}")
             self._is_ready = True
         return self._connection
 
@@ -108,7 +115,7 @@ class Worker:
         ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", str(SCRIPT), str(theirs.fileno()), *filter(None, sys.path)],
+                [sys.executable, "-I", str(self.script), str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,
@@ -129,10 +136,15 @@ class Worker:
             return "it exited immediately"
 
 
-shared_worker = Worker()
-atexit.register(shared_worker.stop)
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
+def shared(worker: Worker) -> Worker:
+    """A worker that ends with this process, and that a forked process starts again."""
+    atexit.register(worker.stop)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=worker.reset_after_fork)
+    return worker
+
+
+shared_worker = shared(Worker())
 
 
 def timeouts() -> int:

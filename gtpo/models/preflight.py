@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
@@ -56,6 +56,24 @@ def describe_dry_run(settings: Settings, backend: str, rows: int) -> str:
 
     found = checks(settings, backend) if gpu_is_available() and not settings.to_dict()["use_cpu"] else ()
     return "".join(f"# {line}\n" for line in _lines(found)) + describe_plan(settings, rows)
+
+
+def describe_first_row(settings: Settings, rows: Any) -> str:
+    """For ``--dry_run``, as comments: the first prompt as rendered, and a completion of it with its scores."""
+    from gtpo.data.load import scored_by
+    from gtpo.data.preview import look
+    from gtpo.models.load import load_tokenizer, resolve_model
+
+    path = resolve_model(settings.model.model)
+    if not rows.column_names or not rows[0]["prompt"]:
+        return "# The rows are on the Hub, and a dry run does not read them.\n"
+    try:
+        tokenizer, _ = load_tokenizer(path, {"local_files_only": True}, settings.prompt)
+    except UsageError:
+        return f"# The tokenizer of {path} is not on this machine, so no prompt is shown.\n"
+    row = rows[0]
+    seen = look(tokenizer, row["prompt"], row.get("answer"), settings.prompt, scored_by(settings))
+    return "".join(f"# {line}".rstrip() + "\n" for line in ["", *seen.lines()])
 
 
 def checks(settings: Settings, backend: str) -> Iterator[Check]:

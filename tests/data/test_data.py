@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -369,3 +370,24 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
     tokenizer.chat_template += "{{ more }}"
     settings.prompt.chat_template_kwargs = {"more": "a few words"}
     assert len(drop_long_prompts(rows, tokenizer, settings)) < 60
+
+
+def test_demonstrations_that_sft_would_cut_are_dropped_and_counted(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    rows = to_demonstrations(load_train(DataArguments("arithmetic")).select(range(60)))
+    whole = [
+        len(tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=True)["input_ids"])
+        for row in rows
+    ]
+    limit = sorted(whole)[30]
+    settings = up_to(4000)
+    settings.trainer = SimpleNamespace(max_length=limit)
+    with caplog.at_level(logging.WARNING):
+        kept = drop_long_prompts(rows, tokenizer, settings)
+    expected = [row["prompt"] for row, length in zip(rows, whole, strict=True) if length <= limit]
+    assert kept["prompt"][:] == expected and 0 < len(expected) < 60
+    assert f"{60 - len(expected)} of 60 prompts with their solution dropped: over {limit} tokens" in caplog.text
+    settings.trainer.max_length = None
+    assert len(drop_long_prompts(rows, tokenizer, settings)) == 60

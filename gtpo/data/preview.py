@@ -1,0 +1,149 @@
+"""One look before the first step: a completion with the gold answer of a row has to earn the full reward.
+
+It is written as the prompt asks, encoded, decoded and scored as by the trainer and the evaluation. What loses it would
+be an accuracy or formatting of 0 for a whole run, without an error.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from gtpo.arguments import PromptArguments
+from gtpo.data.tokenizer import assistant_prefill, end_of_turn, render
+from gtpo.errors import UsageError
+from gtpo.grading import alternatives, grade_text
+from gtpo.prompts import PromptFormat
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 32
+REASONING = "..."  # of the completion
+
+
+class Preview(NamedTuple):
+    """A rendered prompt, the completion as rewards see it, its scores; ``fault``: why they are not the maximum."""
+
+    prompt: str
+    completion: str
+    follows_format: bool
+    is_correct: bool | None  # None: the row has no gold answer
+    fault: str | None
+
+    def lines(self) -> list[str]:
+        """For ``--dry_run``."""
+        accuracy = "no gold answer" if self.is_correct is None else f"accuracy {10 * self.is_correct} of 10"
+        scores = f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
+        parts = [
+            "The prompt of the first row:",
+            *self.prompt.splitlines(),
+            "",
+            "A completion with its gold answer, as the rewards see it:",
+            *self.completion.splitlines(),
+            "",
+            scores,
+        ]
+        return [*parts, f"error: {self.fault}"] if self.fault else parts
+
+
+def check_first_rows(
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    golds: Sequence[str | None],
+    settings: PromptArguments,
+    scored: Collection[str] = ("format", "accuracy"),
+) -> None:
+    """Look at up to MOST_ROWS rows, the first and others between. UsageError if all have a fault; else it is logged.
+
+    ``prompts`` are conversations; ``scored``: which of format and accuracy count.
+    """
+    chosen = range(0, len(prompts), -(-len(prompts) // MOST_ROWS) or 1)
+    faults = {}
+    for row in chosen:
+        seen = look(tokenizer, prompts[row], golds[row], settings, scored)
+        if seen.fault:
+            faults[row] = seen.fault
+        elif row == 0 and settings.format.has_empty_block(seen.completion):
+            text = (
+                "the chat template writes an empty reasoning block (--chat_template_kwargs): completions begin with %r"
+            )
+            logger.warning(text, seen.completion.partition(settings.format_tags[1])[0] + settings.format_tags[1])
+    if not faults:
+        return
+    first = min(faults)
+    text = f"{faults[first]} (prompt {first + 1} of {len(prompts)}; --dry_run shows a prompt and its completion)"
+    if len(faults) == len(chosen):
+        raise UsageError(f"{text}.")
+    logger.warning("%d of %d rows that were tried cannot earn the full reward: %s", len(faults), len(chosen), text)
+
+
+def look(
+    tokenizer: Any,
+    prompt: Any,
+    gold: str | None,
+    settings: PromptArguments,
+    scored: Collection[str] = ("format", "accuracy"),
+) -> Preview:
+    """The prompt of a row, and a completion of it with its gold answer, encoded, decoded and scored."""
+    text = prompt
+    if not isinstance(prompt, str):
+        text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
+    prefill, form = assistant_prefill(tokenizer, settings), settings.format
+    answer = "42" if gold is None else alternatives(gold)[0]
+    written = _continued(form.to_completion(REASONING, answer), prefill, form)
+    ids = tokenizer.encode(written, add_special_tokens=False)
+    seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
+    follows = form.follows_format(seen)
+    correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
+    fault = _lost_question(prompt, text) or _early_end(tokenizer, ids, form)
+    loses_reward = ("format" in scored and not follows) or ("accuracy" in scored and correct is False)
+    if fault is None and loses_reward:
+        fault = _reason(written, seen, prefill, form)
+    return Preview(text, seen, follows, correct, fault)
+
+
+def _continued(completion: str, prefill: str, form: PromptFormat) -> str:
+    """What is left to write of a completion after the tags that the chat template has written."""
+    for tag in form.tags:
+        if tag in prefill:
+            completion = completion.partition(tag)[2]
+    return completion
+
+
+def _lost_question(prompt: Any, text: str) -> str | None:
+    """A template that leaves the user's turn out, or a part of it; white space aside."""
+    if isinstance(prompt, str):
+        return None
+    turns = [turn["content"] for turn in prompt if turn["role"] == "user" and isinstance(turn.get("content"), str)]
+    if turns and "".join(turns[-1].split()) not in "".join(text.split()):
+        return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
+    return None
+
+
+def _reason(written: str, seen: str, prefill: str, form: PromptFormat) -> str:
+    """Why a completion with the gold answer does not earn the full reward."""
+    for tag in form.tags:
+        if tag in written and tag not in seen:
+            return (
+                f"the tag {tag} is a special token of the tokenizer, which decoding drops, so that no reward sees it: "
+                'set "special": false for it in tokenizer.json and tokenizer_config.json, or name other --tags'
+            )
+    if prefill and not form.follows_format(seen):
+        return (
+            f"the chat template begins the completion with {prefill!r}, after which no completion follows the format: "
+            "name another --chat_template or --chat_template_kwargs, or other --tags"
+        )
+    if not form.follows_format(seen):
+        return f"the tokenizer turns a completion in the format into {seen!r}: name other --tags"
+    return f"a completion with the gold answer is not correct, the rewards see {seen!r}: correct --answer_column"
+
+
+def _early_end(tokenizer: Any, ids: Sequence[int], form: PromptFormat) -> str | None:
+    """A tag or an answer in which an end token stands, so that the completion would end there."""
+    ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
+    inside = [token for token in ids if token in ends]
+    if not inside:
+        return None
+    end = tokenizer.decode(inside[:1])
+    tags = [tag for tag in form.tags if end in tag]
+    where = f"the tag {tags[0]}" if tags else "the gold answer"
+    return f"{where} contains {end}, which ends a completion: name other --tags, or correct --answer_column"

@@ -1,0 +1,186 @@
+"""One look before the first step: what would be a silent 0 % for a whole run is refused, with its cause."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.scripts import Ended
+from test_tokenizer import CHATML, DROPS_SYSTEM, SMOLLM2, THINKS, byte_level
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from gtpo.arguments import PromptArguments
+from gtpo.data.preview import MOST_ROWS, check_first_rows, look
+from gtpo.data.tokenizer import prepare_tokenizer
+from gtpo.errors import UsageError
+from gtpo.models.hub import TINY_BASE
+from gtpo.prompts import TAGS
+
+PROMPT = [{"role": "user", "content": "Ann has 3 pens and 4 pencils, and gives 2 pens to Bo. How many pens has she?"}]
+THINK = "<think> </think> <answer> </answer>"
+WRITES_TAGS = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<reasoning>\n' }}{% endif %}")
+WRITES_ANSWER = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<answer>' }}{% endif %}")
+NO_USER = CHATML.replace("message['content']", "(message['content'] if message['role'] != 'user' else '')")
+CUTS = CHATML.replace("message['content']", "message['content'][:40]")
+
+# special tokens, chat template, settings, gold -> what is said; None: nothing
+CASES: dict[str, tuple[list[str], str, dict[str, Any], str, str | None]] = {
+    "plain": (SMOLLM2["specials"], CHATML, {}, "4", None),
+    "list": (SMOLLM2["specials"], CHATML, {}, '["4", "5"]', None),
+    "latex": (SMOLLM2["specials"], CHATML, {}, r"\\frac{1}{2}", None),
+    "tags are special": (
+        [*SMOLLM2["specials"], *TAGS],
+        CHATML,
+        {},
+        "4",
+        "the tag <reasoning> is a special token of the",
+    ),
+    "one tag is special": (
+        [*SMOLLM2["specials"], "</answer>"],
+        CHATML,
+        {},
+        "4",
+        "the tag </answer> is a special token",
+    ),
+    "special tags of others": ([*SMOLLM2["specials"], *TAGS], CHATML, {"tags": "<t> </t> <a> </a>"}, "4", None),
+    "end in a tag": (
+        SMOLLM2["specials"],
+        CHATML,
+        {"tags": "<r> <|im_end|> <a> </a>"},
+        "4",
+        "tag <.im_end.> contains <.im",
+    ),
+    "end in the gold": (SMOLLM2["specials"], CHATML, {}, "4<|im_end|>", "the gold answer contains <.im_end.>"),
+    "template writes the first tag": (SMOLLM2["specials"], WRITES_TAGS, {}, "4", None),
+    "template writes another tag": (
+        SMOLLM2["specials"],
+        WRITES_ANSWER,
+        {},
+        "4",
+        "begins the completion with '<answer>'",
+    ),
+    "template thinks": (SMOLLM2["specials"], THINKS, {"tags": THINK}, "4", None),
+    "no user": (SMOLLM2["specials"], NO_USER, {}, "4", "leaves out the user's turn"),
+    "cut": (SMOLLM2["specials"], CUTS, {}, "4", "leaves out the user's turn, or a part"),
+    "no system role": (SMOLLM2["specials"], DROPS_SYSTEM, {}, "4", None),
+    "unreadable": (SMOLLM2["specials"], CHATML, {}, "(((", r"not correct.*correct --answer_column"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is_named(name: str) -> None:
+    specials, template, settings, gold, words = CASES[name]
+    tokenizer = byte_level(**SMOLLM2 | {"specials": specials, "template": template})
+    prompt = PromptArguments(**settings)
+    prepare_tokenizer(tokenizer, "some/model", None, prompt)
+    seen = look(tokenizer, prompt.format.to_messages(PROMPT), gold, prompt)
+    if words is None:
+        assert (seen.fault, seen.follows_format, seen.is_correct) == (None, True, True)
+        check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
+        return
+    assert re.search(words, str(seen.fault)), seen
+    with pytest.raises(UsageError, match=words):
+        check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
+
+
+def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level(**SMOLLM2)
+    golds = ["4"] * 100
+    golds[64] = "((("
+    with caplog.at_level(logging.WARNING):
+        check_first_rows(tokenizer, [PROMPT] * 100, golds, PromptArguments())
+    assert "1 of 25 rows that were tried" in caplog.text and "prompt 65 of 100" in caplog.text and MOST_ROWS >= 25
+    special = byte_level(**SMOLLM2 | {"specials": [*SMOLLM2["specials"], *TAGS]})
+    check_first_rows(special, [PROMPT], ["((("], PromptArguments(), scored=["own.py:f"])
+    check_first_rows(tokenizer, [PROMPT], ["((("], PromptArguments(), scored=["format"])
+    with pytest.raises(UsageError, match="special token"):
+        check_first_rows(special, [PROMPT], ["4"], PromptArguments(), scored=["format"])
+
+
+def test_an_empty_reasoning_block_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    prompt = PromptArguments(tags=THINK, chat_template_kwargs={"enable_thinking": False})
+    with caplog.at_level(logging.WARNING):
+        check_first_rows(tokenizer, [PROMPT], ["4"], prompt)
+    assert "writes an empty reasoning block" in caplog.text
+
+
+def save_special(directory: Path) -> str:
+    """The tiny base with the paper's tags as special tokens, as many people add them before SFT."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_BASE)
+    model = LlamaForCausalLM.from_pretrained(TINY_BASE)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)})
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    model = save_special(tmp_path / "special")
+    train = ["--model", model, "--dataset", "arithmetic", "--max_steps", "1", "--report_to", "none"]
+    commands = {
+        "train_gtpo.py": [*train, "--G", "4", "--prompts_per_step", "1"],
+        "train_sft.py": train,
+        "evaluate.py": ["--model", model, "--benchmarks", "arithmetic", "--k", "1", "--limit", "2"],
+    }
+    for script, argv in commands.items():
+        ended = run_script(tmp_path, script, *argv)
+        assert ended.code == 2 and "the tag <reasoning> is a special token" in ended.stderr, (
+            script,
+            ended.stderr[-800:],
+        )
+    ended = run_script(tmp_path, "train_gtpo.py", *commands["train_gtpo.py"], "--dry_run")
+    assert "# Its scores: format 1 of 10" not in ended.stdout and "# error: the tag <reasoning>" in ended.stdout
+    ended = run_script(tmp_path, "train_gtpo.py", "--model", "tiny", "--dataset", "arithmetic", "--dry_run")
+    assert "# Its scores: format 10 of 10, accuracy 10 of 10." in ended.stdout and "# <answer>" in ended.stdout
+
+
+# ---- chat templates of strangers ----
+
+HOSTILE = {
+    "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set x = 'a' * 5000000000 %}{{ x }}",
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "long": "{{ 'a' * 100000000 }}",
+    "late": "{% if messages[-1]['content'] | length > 50 %}{{ 9 ** (9 ** 9) }}{% endif %}" + CHATML,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_neither_hangs_nor_fills_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
+    tokenizer = byte_level(**SMOLLM2 | {"template": HOSTILE[name]})
+    words = "chat template .*takes more than|chat template .*it writes 100,000,000 characters"
+    with pytest.raises(UsageError, match=words):
+        prepare_tokenizer(tokenizer, "some/model")
+        look(tokenizer, PROMPT, "4", PromptArguments())
+    assert look(byte_level(**SMOLLM2), PROMPT, "4", PromptArguments()).fault is None  # the next one is rendered
+
+
+def test_a_template_is_bounded_from_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
+    hostile, plain = byte_level(**SMOLLM2 | {"template": HOSTILE["loop"]}), byte_level(**SMOLLM2)
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(prepare_tokenizer, hostile, "some/model")
+        assert pool.submit(look, plain, PROMPT, "4", PromptArguments()).result().fault is None
+        assert isinstance(late.exception(), UsageError)
+
+
+FEATURES = (
+    "{% generation %}{% for m in messages %}{% if loop.index > 9 %}{% break %}{% endif %}{{ m | tojson }}"
+    "{{ tools is none }}{{ strftime_now('%Y') | length }}{{ eos_token }}{% endfor %}{% endgeneration %}"
+)
+
+
+def test_what_templates_use_is_there() -> None:
+    """The process that tries a template knows what Transformers gives to it."""
+    tokenizer = byte_level(**SMOLLM2 | {"template": FEATURES})
+    text = look(tokenizer, PROMPT, "4", PromptArguments()).prompt
+    assert text == json.dumps(PROMPT[0], ensure_ascii=False) + "True4<|im_end|>"
