@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT
+from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.cli.flags import annotations_of, check_flags, check_given_values, spelled_out
@@ -133,3 +134,9 @@ except ValueError as error:
         )
         message, imported = json.loads(ended.stdout)
         assert named in message and imported == []
+
+
+def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
+    assert parsed("--stop_on_collapse").reward.stop_on_collapse
+    with pytest.raises(UsageError, match="--stop_on_collapse watches the accuracy reward, which --reward leaves out"):
+        parsed("--stop_on_collapse", "--reward", "format")
