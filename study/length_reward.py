@@ -18,7 +18,7 @@ def longer(
     Logs ``prefix_push``, the sum of A_i / |o_i|, if all share their first token and the rewards differ.
     """
     lengths = [len(ids) for ids in completion_ids]
-    formats = format_reward(completions, log_metric)
+    formats = format_reward(completions)
     rewards = [score + 10.0 * (length > median(lengths)) for score, length in zip(formats, lengths, strict=True)]
     if len({ids[0] for ids in completion_ids}) == 1 and (spread := stdev(rewards)):
         pushes = [(reward - fmean(rewards)) / spread / length for reward, length in zip(rewards, lengths, strict=True)]
