@@ -149,11 +149,11 @@ class Packing:
             if lengths.sum() > self.verified:
                 self._verify(forward, decoder, inputs, lengths)
                 self.verified = lengths.sum()
-            return hidden_states_packed(forward, decoder, inputs)
         except Exception as failure:  # out of memory, or a forward without packed_seq_lengths
             self.possible = False
             logger.warning("The completions of a micro-batch run as padded rows: %s.", first_line(failure))
             return None
+        return hidden_states_packed(forward, decoder, inputs)  # too large for the gradient: padded rows are larger
 
     @torch.no_grad()
     def _verify(self, forward: Forward, decoder: Any, inputs: Inputs, lengths: Any) -> None:

@@ -95,7 +95,7 @@ def record_loss(
     keep = torch.ones_like(entropy) if measured.keep is None else measured.keep
     weights = torch.full_like(entropy, math.nan) if measured.token_weights is None else measured.token_weights
     mode = "train" if trainer.model.training else "eval"
-    micro_batches = trainer.args.steps_per_generation if mode == "train" else 1
+    micro_batches = trainer.args.steps_per_generation * trainer._parts if mode == "train" else 1
     parts = trainer.accelerator.num_processes * micro_batches  # whose losses are averaged
     logps = logps.detach()
     if inputs.get("sampling_per_token_logps") is not None:

@@ -8,6 +8,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps R_i of all processes.
+* ``training_step``, ``_prepare_inputs``: ``gtpo/training/halving.py``, where the first micro-batch does not fit.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
@@ -48,6 +49,7 @@ from gtpo.training.callbacks import check_rewards, non_finite_error, raise_faile
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.config import GTPOConfig
 from gtpo.training.diagnosis import clip_ratios, gather_rows, weights_of_rows
+from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
 from gtpo.training.record import Measured, Push, record_loss, record_rollouts
@@ -74,7 +76,7 @@ logger = logging.getLogger(__name__)
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
-class GRPOTrainer(HeldOutEvaluation):
+class GRPOTrainer(HeldOutEvaluation, Halving):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
@@ -257,7 +259,9 @@ class GRPOTrainer(HeldOutEvaluation):
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
         loss, measured = self.objective(logps, token_entropy, inputs)
         record_loss(self, loss, measured, logps, token_entropy, inputs)
-        return loss / (self.current_gradient_accumulation_steps if self.model.training else 1)
+        if not self.model.training:
+            return loss
+        return loss / (self.current_gradient_accumulation_steps * self._parts)
 
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
@@ -297,7 +301,8 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _of_trl(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
-        mask, micro_batches = inputs["completion_mask"], self.args.steps_per_generation if self.model.training else 1
+        mask = inputs["completion_mask"]
+        micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
         normalizer: Tensor | int | None = None  # the losses of micro-batches and processes are averaged
         if self.loss_type == "dr_grpo":
             normalizer = len(mask) * int(self.max_completion_length)
