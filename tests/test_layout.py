@@ -159,7 +159,6 @@ TENSOR_CODE = {
     "diagnosis.py",
 }
 LONG_FUNCTIONS = {  # above the limit: the set only shrinks
-    "_decode",
     "start_wandb",
     "estimate",
     "sample",

@@ -103,7 +103,7 @@ def _joined(*layers: nn.Module) -> Linear:
     pairs = [_weight_and_bias(layer) for layer in layers]
     plain = [pair for pair in pairs if pair is not None]
     if len(plain) < len(layers):
-        return layers[0] if len(layers) == 1 else lambda hidden: torch.cat([one(hidden) for one in layers], dim=-1)
+        return lambda hidden: torch.cat([layer(hidden) for layer in layers], dim=-1)
     weight = torch.cat([weight for weight, _ in plain]).t().contiguous()
     biases = [bias for _, bias in plain if bias is not None]  # Llama's and Qwen2's layers of one input: all or none
     if not biases:

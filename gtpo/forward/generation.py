@@ -34,6 +34,7 @@ _SETTINGS = {
     "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "pad_token_id",
     "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
 }  # fmt: skip
+_CALL = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}  # of the model, each time
 
 
 @torch.no_grad()
@@ -63,9 +64,9 @@ def generate(
             input_ids, attention_mask=attention_mask, generation_config=generation_config, streamer=streamer
         )
     model._prepare_special_tokens(config, device=input_ids.device)
-    plainly = decoding.supports(model)  # before its layers are replaced
+    is_simple = decoding.supports(model)  # before its layers are replaced
     with fast_layers(model, len(input_ids)):
-        return _decode(model, input_ids, attention_mask, config, streamer, plainly)
+        return _decode(model, input_ids, attention_mask, config, streamer, is_simple)
 
 
 def _is_supported(model: Any, config: GenerationConfig) -> bool:
@@ -86,36 +87,28 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
 
 
 def _decode(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig, streamer: Any, plainly: bool
+    model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig, streamer: Any, is_simple: bool
 ) -> Tensor:
+    """Token by token; rows that are finished leave. ``is_simple``: :mod:`gtpo.forward.decoding` has the model."""
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
     end_ids = torch.tensor([], device=input_ids.device) if config.eos_token_id is None else config._eos_token_tensor
     processors = model._get_logits_processor(
         config, width, input_ids, None, LogitsProcessorList(), device=input_ids.device, model_kwargs={}
     )
-    output = input_ids.new_full((rows, length), 0 if config.pad_token_id is None else config.pad_token_id)
+    output = input_ids.new_full((rows, length), config.pad_token_id or 0)
     output[:, :width] = input_ids
     mask = attention_mask.new_ones(rows, length)
     mask[:, :width] = attention_mask
-    is_padded = not bool(attention_mask.all())
-    next_positions = attention_mask.sum(-1, keepdim=True)
+    is_padded = not attention_mask.all()
+    positions = attention_mask.sum(-1)  # of the next tokens
     if streamer is not None:
         streamer.put(input_ids.cpu())
 
-    prompt_of_row, first_row = _distinct(input_ids, attention_mask)
     cache = DynamicCache(config=model.config)
     cache.layers = [_RoomyLayer(length) for _ in cache.layers]
-    call = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
-    logits = model(
-        input_ids=input_ids[first_row],
-        attention_mask=attention_mask[first_row] if is_padded else None,
-        position_ids=(attention_mask[first_row].cumsum(-1) - 1).clamp(min=0),
-        **call,
-    ).logits[prompt_of_row, -1]
-    cache.batch_select_indices(prompt_of_row)
-    next_logits = decoding.next_logits(model, cache, length) if plainly else None
-
+    logits = _prefill(model, cache, input_ids, attention_mask)
+    next_logits = decoding.next_logits(model, cache, length) if is_simple else partial(_next_logits, model, cache)
     open_rows = torch.arange(rows, device=input_ids.device)
     for end in range(width, length):
         scores = processors(output[open_rows, :end], logits.float())
@@ -133,21 +126,42 @@ def _decode(
             open_rows = open_rows[kept]
             tokens = tokens[kept]
             mask = mask[kept]
-            next_positions = next_positions[kept]
+            positions = positions[kept]
             cache.batch_select_indices(kept)
         if len(open_rows) == 0 or end == length - 1:
             break
-        shown = mask[:, : end + 1] if is_padded else None
-        if next_logits is not None:
-            logits = next_logits(tokens, next_positions[:, 0], shown)
-        else:
-            logits = model(input_ids=tokens[:, None], attention_mask=shown, position_ids=next_positions, **call).logits[
-                :, -1
-            ]
-        next_positions = next_positions + 1
+        logits = next_logits(tokens, positions, mask[:, : end + 1] if is_padded else None)
+        positions = positions + 1
     if streamer is not None:
         streamer.end()
     return output[:, : end + 1]
+
+
+def _prefill(model: Any, cache: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Logits after each prompt, (B, V); each distinct prompt runs once, and the cache then has a row for each of B."""
+    prompt_of_row, first_row = _distinct(input_ids, attention_mask)
+    mask = attention_mask[first_row]
+    output = model(
+        input_ids=input_ids[first_row],
+        attention_mask=None if mask.all() else mask,
+        position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        past_key_values=cache,
+        **_CALL,
+    )
+    cache.batch_select_indices(prompt_of_row)
+    return output.logits[prompt_of_row, -1]
+
+
+def _next_logits(model: Any, cache: Any, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    """As :func:`gtpo.forward.decoding.next_logits`, for any model: tokens and positions (B,) -> logits (B, V)."""
+    output = model(
+        input_ids=tokens[:, None],
+        attention_mask=mask,
+        position_ids=positions[:, None],
+        past_key_values=cache,
+        **_CALL,
+    )
+    return output.logits[:, -1]
 
 
 def _distinct(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[int]]:

@@ -243,14 +243,9 @@ class TilePlan(NamedTuple):
     columns: list[slice]  # of each tile of a row
     elements: int  # of a tile, at most
     sum_dtype: torch.dtype
-    tile_dtype: torch.dtype  # of the logits
+    tile_dtype: torch.dtype  # of the logits; half precision rounds them
     exponentials: Callable[..., Tensor]  # _exponentials, on CUDA compiled
     is_wide: bool  # on CUDA, matmuls of half-precision factors return their float32 sums
-
-    @property
-    def is_half(self) -> bool:
-        """Whether logits are rounded to half precision, so that they have to be relative to the row's mass."""
-        return self.tile_dtype != self.sum_dtype
 
     @property
     def is_portable(self) -> bool:
@@ -372,7 +367,7 @@ def _products(plan: TilePlan, head: _Head, hidden: Tensor, columns: slice, out: 
     Half precision is most accurate near 0: the base is ``mass``, the product at which most of a row's mass lies. The
     first tile, which estimates it, is computed in the dtype of sums.
     """
-    if not plan.is_half:
+    if plan.tile_dtype == plan.sum_dtype:
         return head.products(hidden, columns, out=out), torch.zeros_like(mass)
     if columns.start == 0:
         return head._replace(matmul_dtype=plan.sum_dtype).products(hidden, columns), torch.zeros_like(mass)
