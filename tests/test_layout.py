@@ -134,7 +134,7 @@ LIMITS = {
     "cli": Limit(6_900, 12.10),
     "data": Limit(10_450, 11.00),
     "evaluation": Limit(14_900, 11.94),
-    "forward": Limit(12_300, 11.65),
+    "forward": Limit(12_400, 11.05),
     "grading": Limit(12_700, 10.69),
     "models": Limit(7_950, 9.95),
     "reports": Limit(6_500, 11.99),

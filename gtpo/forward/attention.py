@@ -29,8 +29,13 @@ def attention(
 
     Query (B, heads, T, D), keys and values (B, key heads, S, D), mask (B, 1, T, S) -> (B, T, heads, D).
     """
-    is_covered = query.device.type == "cpu" and attention_mask is not None and options.get("position_bias") is None
-    if not is_covered or query.shape[1] == key.shape[1]:
+    is_covered = (
+        query.device.type == "cpu"
+        and attention_mask is not None
+        and options.get("position_bias") is None
+        and query.shape[1] != key.shape[1]
+    )
+    if not is_covered:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     attended = functional.scaled_dot_product_attention(
         query,

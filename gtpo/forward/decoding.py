@@ -51,7 +51,8 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
     width = body.layers[0].self_attn.head_dim
     queries = config.num_attention_heads
     keys = config.num_key_value_heads
-    cos, sin = (table[0, :, None] for table in body.rotary_emb(body.norm.weight, torch.arange(length)[None]))
+    positions = torch.arange(length)[None]
+    cos, sin = (table[0, :, None] for table in body.rotary_emb(body.norm.weight, positions))
     sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], dim=-1)  # rotate_half is a roll with signs
     last_norm = _norm(body.norm)
     head = _joined(model.lm_head)
@@ -79,9 +80,13 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
             heads = qkv(first_norm(hidden)).view(rows, -1, width)
             turned, values = heads.split([queries + keys, keys], dim=1)
             turned = turned * cos_here + turned.roll(width // 2, -1) * sin_here
-            past = extend(turned[:, queries:, None], values[:, :, None])
+            past_keys, past_values = extend(turned[:, queries:, None], values[:, :, None])
             attended = functional.scaled_dot_product_attention(
-                turned[:, :queries, None], *past, attn_mask=mask, enable_gqa=queries > keys
+                turned[:, :queries, None],
+                past_keys,
+                past_values,
+                attn_mask=mask,
+                enable_gqa=queries > keys,
             )
             hidden = hidden + out(attended.reshape(rows, -1))
             gate, up = gate_up(second_norm(hidden)).chunk(2, dim=-1)
@@ -117,4 +122,6 @@ def _weight_and_bias(layer: Any) -> tuple[Tensor, Tensor | None] | None:
     forward = layer.__dict__.get("forward")
     if isinstance(forward, partial) and forward.func is functional.linear:
         return forward.keywords["weight"], forward.keywords["bias"]
-    return (layer.weight, layer.bias) if type(layer) is nn.Linear and forward is None else None
+    if type(layer) is nn.Linear and forward is None:
+        return layer.weight, layer.bias
+    return None

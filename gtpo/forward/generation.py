@@ -92,7 +92,9 @@ def _decode(
     """Token by token; rows that are finished leave. ``is_simple``: :mod:`gtpo.forward.decoding` has the model."""
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
-    end_ids = torch.tensor([], device=input_ids.device) if config.eos_token_id is None else config._eos_token_tensor
+    end_ids = config._eos_token_tensor
+    if end_ids is None:
+        end_ids = torch.tensor([], device=input_ids.device)
     processors = model._get_logits_processor(
         config, width, input_ids, None, LogitsProcessorList(), device=input_ids.device, model_kwargs={}
     )
@@ -130,7 +132,8 @@ def _decode(
             cache.batch_select_indices(kept)
         if len(open_rows) == 0 or end == length - 1:
             break
-        logits = next_logits(tokens, positions, mask[:, : end + 1] if is_padded else None)
+        shown = mask[:, : end + 1] if is_padded else None
+        logits = next_logits(tokens, positions, shown)
         positions = positions + 1
     if streamer is not None:
         streamer.end()
@@ -285,5 +288,9 @@ def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> decoding.Linear:
 
 def _is_large(weight: Tensor) -> bool:
     """Whether packing pays: below, calling the operator takes longer than it saves."""
-    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    return is_plain and weight.numel() >= LARGE
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and weight.numel() >= LARGE
+    )

@@ -90,17 +90,19 @@ def plain_logps_and_entropy(
     softcap: float | None = None,
 ) -> Pair:
     """:func:`linear_logps_and_entropy` by the textbook formula: same arguments, same results, all (N, V) logits."""
-    logits = (hidden.to(weight.dtype) @ weight.T).to(_sum_dtype(hidden))
+    logits = hidden.to(weight.dtype) @ weight.T
+    logits = logits.to(_sum_dtype(hidden))  # (N, V)
     if bias is not None:
         logits = logits + bias
     logits = logits * logit_scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    log_pi = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
+    log_pi = torch.log_softmax(logits / temperature, dim=-1)
     logps = log_pi.gather(1, targets[:, None]).squeeze(1)
     if grad_rows is not None:
         logps = torch.where(grad_rows, logps, logps.detach())
-    return logps, torch.special.entr(log_pi.detach().exp()).sum(-1)
+    pi = log_pi.detach().exp()
+    return logps, torch.special.entr(pi).sum(-1)
 
 
 def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> None:
@@ -207,12 +209,13 @@ class _Head(NamedTuple):
 
     def products(self, hidden: Tensor, columns: slice, base: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """hidden @ weight[columns].T minus ``base``, subtracted before rounding. Shape (R, H), (R,) -> (R, C)."""
-        factors = hidden.to(self.matmul_dtype), self.weight[columns].to(self.matmul_dtype).T
+        states = hidden.to(self.matmul_dtype)
+        weight = self.weight[columns].to(self.matmul_dtype).T
         if base is not None:
-            return torch.addmm(base[:, None], *factors, beta=-1, out=out)
+            return torch.addmm(base[:, None], states, weight, beta=-1, out=out)
         if out is None or out.dtype == self.matmul_dtype:
-            return torch.mm(*factors, out=out)
-        return torch.mm(*factors, out_dtype=out.dtype, out=out)
+            return torch.mm(states, weight, out=out)
+        return torch.mm(states, weight, out_dtype=out.dtype, out=out)
 
     def finish(self, products: Tensor, tokens: slice | Tensor) -> Tensor:
         """hidden @ weight[tokens].T -> z, in place."""
@@ -220,7 +223,8 @@ class _Head(NamedTuple):
             products += self.bias[tokens].to(products.dtype)
         if self.softcap is None:
             return products.mul_(self.gain)
-        return products.mul_(self.logit_scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+        products.mul_(self.logit_scale / self.softcap)
+        return products.tanh_().mul_(self.softcap / self.temperature)
 
     def slope(self, z: Tensor) -> Tensor | None:
         """dz / d(hidden @ weight.T), as a multiple of gain: 1 - tanh^2 with a soft cap; None stands for 1."""
@@ -232,7 +236,9 @@ class _Head(NamedTuple):
         """hidden . weight[target], summed in float32 (float64). Shape (R, H), (R,) -> (R,)."""
         products = hidden.new_empty(len(hidden), dtype=_sum_dtype(hidden))
         for rows in _blocks(hidden):
-            products[rows] = (hidden[rows].to(products.dtype) * self.weight[targets[rows]].to(products.dtype)).sum(-1)
+            states = hidden[rows].to(products.dtype)
+            own_rows = self.weight[targets[rows]].to(products.dtype)
+            products[rows] = (states * own_rows).sum(-1)
         return products
 
 
@@ -268,7 +274,15 @@ def _plan(head: _Head, hidden: Tensor, is_wide: bool, is_compiled: bool) -> Tile
         columns.insert(0, slice(0, min(first, vocabulary)))
     elements = min(rows, len(hidden)) * min(width, vocabulary)
     exponentials = _compiled_exponentials() if is_compiled else _exponentials
-    return TilePlan(rows, columns, elements, sum_dtype, tile_dtype, exponentials, is_wide)
+    return TilePlan(
+        rows=rows,
+        columns=columns,
+        elements=elements,
+        sum_dtype=sum_dtype,
+        tile_dtype=tile_dtype,
+        exponentials=exponentials,
+        is_wide=is_wide,
+    )
 
 
 class _Scan(NamedTuple):
@@ -302,7 +316,7 @@ def _warn_once(reason: str) -> None:
 def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
     """Tile by tile; ``needs_grad``: bool, the rows that need a gradient, None where none does. Shape (N,)."""
     device = hidden.device
-    so, sz = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)
+    so, sz = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)  # (N,) each
     direction = hidden.new_zeros(hidden.shape if needs_grad is not None else 0)
 
     def work(row_tiles: Iterable[tuple[Tensor, bool]]) -> None:
@@ -333,19 +347,23 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
 def _scan_rows(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: bool, buffers: Pair) -> Pair:
     """so and sz of the rows of a tile, (2, R), and their direction, (R, H), which is 0 without gradient."""
     product = head.target_products(hidden, targets)  # (R,)
-    origin = product if head.is_linear else head.finish(product.clone(), targets)  # z_y, or z_y / gain
+    origin = product  # z_y / gain
+    if not head.is_linear:
+        origin = head.finish(product.clone(), targets)  # z_y
     sums = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)
     others = torch.zeros_like(hidden, dtype=plan.sum_dtype)  # sum_{k != y} e_k c_k W_k / gain
     for columns in plan.columns:
         shape = len(hidden), columns.stop - columns.start
-        tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
-        products, base = _products(plan, head, hidden, columns, tile, product + torch.log1p(sums[0]) / head.gain)
+        tile, e = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
+        mass = product + torch.log1p(sums[0]) / head.gain
+        products, base = _products(plan, head, hidden, columns, tile, mass)
         if head.is_linear:
             z = products
             start = origin - base
             gain = head.gain
         else:
-            z = head.finish(products.to(plan.sum_dtype).add_(base[:, None]), columns)
+            products = products.to(plan.sum_dtype).add_(base[:, None])
+            z = head.finish(products, columns)
             start = origin
             gain = 1.0
         _leave_out(z, targets - columns.start)
@@ -440,9 +458,12 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
     excess.clamp_(-MAX_DEFICIT, MAX_EXCESS)
     e = torch.exp(excess, out=out) if out.dtype == excess.dtype else excess.exp()
     so = e.sum(-1)
-    if e is not out:
-        out.copy_(e / so[:, None].clamp(min=torch.finfo(e.dtype).tiny) if out.dtype == torch.float16 else e)
-    return torch.stack((so, excess.mul_(e).sum(-1)))
+    sz = excess.mul_(e).sum(-1)
+    if out.dtype == torch.float16:
+        out.copy_(e / so[:, None].clamp(min=torch.finfo(e.dtype).tiny))
+    elif e is not out:
+        out.copy_(e)
+    return torch.stack((so, sz))
 
 
 @cache
@@ -477,7 +498,8 @@ def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor
     direction = pi.new_zeros(hidden.shape)
     for columns in tiles:
         direction += grad[:, columns] @ head.weight[columns].to(pi.dtype)
-    return log_pi.gather(1, targets[:, None]).squeeze(1), entropy, direction
+    logps = log_pi.gather(1, targets[:, None]).squeeze(1)
+    return logps, entropy, direction
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:
@@ -508,7 +530,9 @@ def _blocks(tensor: Tensor) -> list[slice]:
 
 def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
     """Equal parts of up to ``size``: threads that take one each end together."""
-    return rows.chunk(math.ceil(len(rows) / size)) if len(rows) else ()
+    if len(rows) == 0:
+        return ()
+    return rows.chunk(math.ceil(len(rows) / size))
 
 
 def _chunks(length: int, size: int, start: int = 0) -> list[slice]:

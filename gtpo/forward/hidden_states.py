@@ -88,11 +88,11 @@ def hidden_states_per_completion(forward: Forward, decoder: Any, inputs: Inputs)
     mask, is_target = token_masks(inputs)
     longest = max(mask.sum(1).max(), 1)
     order = (~mask).argsort(axis=1, kind="stable")[:, :longest]  # (B, longest), padding to the right
-    order_, mask_ = (torch.from_numpy(part).to(ids.device) for part in (order, np.take_along_axis(mask, order, 1)))
+    rows, places = np.take_along_axis(is_target, order, 1).nonzero()  # (N,) each
+    arrays = order, np.take_along_axis(mask, order, 1), rows, places - 1
+    order_, mask_, rows_, predicting = (torch.from_numpy(array).to(ids.device) for array in arrays)
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(input_ids=ids.gather(1, order_), attention_mask=mask_.long(), use_cache=False)
-    rows, places = np.take_along_axis(is_target, order, 1).nonzero()  # (N,) each
-    rows_, predicting = (torch.from_numpy(part).to(ids.device) for part in (rows, places - 1))
     return hidden_states[0][rows_, predicting]
 
 
@@ -113,18 +113,18 @@ def hidden_states_packed(forward: Forward, decoder: Any, inputs: Inputs) -> Tens
     states = []
     for rows in parts:
         kept = mask[rows]
-        tokens, positions, predicting = (
-            torch.from_numpy(part).to(ids.device)
-            for part in (np.flatnonzero(kept), (kept.cumsum(1) - 1)[kept], is_target[rows][kept].nonzero()[0] - 1)
-        )
+        positions = (kept.cumsum(1) - 1)[kept]
+        predicting = np.flatnonzero(is_target[rows][kept]) - 1
+        arrays = np.flatnonzero(kept), positions, predicting
+        tokens_, positions_, predicting_ = (torch.from_numpy(array).to(ids.device) for array in arrays)
         with _last_hidden_states_of(decoder) as hidden_states:
             forward(
-                input_ids=ids[rows[0] : rows[-1] + 1].flatten()[tokens][None],
-                position_ids=positions[None],
+                input_ids=ids[rows[0] : rows[-1] + 1].flatten()[tokens_][None],
+                position_ids=positions_[None],
                 packed_seq_lengths=torch.tensor(lengths[rows], dtype=torch.int32, device=ids.device),
                 use_cache=False,  # with a cache Unsloth does not keep the rows apart
             )
-        states.append(hidden_states[0][0, predicting])
+        states.append(hidden_states[0][0, predicting_])
     return torch.cat(states)
 
 
@@ -162,7 +162,8 @@ class Packing:
         _, is_target = token_masks(inputs)
         packed = hidden_states_packed(forward, decoder, inputs).split(is_target.sum(1).tolist())
         alone = [hidden_states_per_completion(forward, decoder, _rows_of(inputs, [row])) for row in rows]
-        if not _agree(torch.cat([packed[row] for row in rows]), torch.cat(alone)):
+        same_rows = [packed[row] for row in rows]
+        if not _agree(torch.cat(same_rows), torch.cat(alone)):
             raise UsageError("the model does not keep packed rows apart")
 
 
@@ -217,16 +218,20 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
                 use_cache=True,
             )
         row, position = mask.nonzero(as_tuple=True)
-        parts.append(torch.cat([last_of_prompt[prompt], hidden_states[0]], dim=1)[row, position])
+        states = torch.cat([last_of_prompt[prompt], hidden_states[0]], dim=1)
+        parts.append(states[row, position])
         places.append(rows[row] * mask.shape[1] + position)
     return torch.cat(parts)[torch.cat(places).argsort()]
 
 
 def _repeated(cache: DynamicCache, rows: Tensor) -> DynamicCache:
     """A cache with the given rows of another, some more than once; gradients flow to the other."""
-    layers = [
-        (layer.keys[rows], layer.values[rows]) if layer.is_initialized else (None, None) for layer in cache.layers
-    ]
+    layers: list[Any] = []
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layers.append((layer.keys[rows], layer.values[rows]))
+        else:
+            layers.append((None, None))
     return DynamicCache(layers)
 
 
@@ -238,7 +243,9 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
     lengths = mask.sum(-1)
     halves = lengths.argsort(stable=True).chunk(2)
     one_batch = others + len(mask) * int(lengths.max())
-    two_batches = others + sum(len(half) * int(lengths[half].max()) for half in halves)
+    two_batches = others
+    for half in halves:
+        two_batches += len(half) * int(lengths[half].max())
     if any_process(two_batches < 0.9 * one_batch, mask.device):
         return halves
     return (torch.arange(len(mask), device=mask.device),)
@@ -315,7 +322,8 @@ def _agree(states: Tensor, plain: Tensor) -> bool:
     """Whether they are equal up to the rounding of the dtype that the model computes in; NaN is not."""
     device = plain.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
-    return bool((states.float() - plain.float()).norm() < torch.finfo(dtype).eps ** 0.5 * plain.float().norm())
+    states, plain = states.float(), plain.float()
+    return bool((states - plain).norm() < torch.finfo(dtype).eps ** 0.5 * plain.norm())
 
 
 def hidden_states_and_logits(model: Forward, decoder: Any, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts a
 
 def lora_options(rank: int) -> dict[str, Any]:
     """What an engine needs for one adapter of a rank at a time."""
-    return {"enable_lora": True, "max_lora_rank": min((r for r in RANKS if r >= rank), default=rank), "max_loras": 1}
+    accepted = [most for most in RANKS if most >= rank]
+    return {"enable_lora": True, "max_lora_rank": min(accepted, default=rank), "max_loras": 1}
 
 
 class AdapterGeneration(VLLMGeneration):
@@ -110,7 +111,9 @@ class AdapterGeneration(VLLMGeneration):
         config = self.model.active_peft_config
         is_4bit = any(type(module).__name__ == "Linear4bit" for module in self.model.modules())
         options = lora_options(max([config.r, *config.rank_pattern.values()]))
-        return options | ({"quantization": "bitsandbytes"} if is_4bit else {})
+        if is_4bit:
+            options["quantization"] = "bitsandbytes"
+        return options
 
     def sync_weights(self) -> None:
         """Hand the adapter over. Each process with an engine writes it, to a directory where the engine reads it."""
@@ -119,7 +122,10 @@ class AdapterGeneration(VLLMGeneration):
             state = get_peft_model_state_dict(
                 self.model, adapter_name=self.model.active_adapter, save_embedding_layers=False
             )
-            state = {name: getattr(w, "full_tensor", lambda w=w: w)().detach().cpu() for name, w in state.items()}
+            for name, weight in state.items():
+                if hasattr(weight, "full_tensor"):
+                    weight = weight.full_tensor()
+                state[name] = weight.detach().cpu()
         if self.mode == "server" and not self.accelerator.is_main_process:
             return
         shutil.rmtree(self._path(), ignore_errors=True)
@@ -160,11 +166,14 @@ class AdapterServer(AdapterGeneration):
 
     def _hand_over(self, adapter: Path) -> None:
         if reason := self._post("load_lora_adapter", lora_name=self._name(), lora_path=str(adapter)):
-            options = {name: "" if value is True else f" {value}" for name, value in self._base_options().items()}
-            flags = " ".join(f"--{name.replace('_', '-')}{value}" for name, value in options.items())
+            flags = ""
+            for name, value in self._base_options().items():
+                flags += f" --{name.replace('_', '-')}"
+                if value is not True:
+                    flags += f" {value}"
             raise UsageError(
                 f"the vLLM server at {self._url} does not load the adapter ({reason}): start one replica with "
-                f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model.name_or_path} {flags} --logprobs-mode "
+                f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model.name_or_path}{flags} --logprobs-mode "
                 f"processed_logprobs` where {adapter} can be read."
             )
         if self._version > 1:
@@ -177,7 +186,9 @@ class AdapterServer(AdapterGeneration):
         while True:
             try:
                 answer = requests.post(f"{self._url}/v1/{what}", json=body, timeout=self.server_timeout)
-                return None if answer.ok else f"{answer.status_code}: {answer.text[:200]}"
+                if answer.ok:
+                    return None
+                return f"{answer.status_code}: {answer.text[:200]}"
             except requests.RequestException as error:
                 if not isinstance(error, requests.ConnectionError) or time.monotonic() > deadline:
                     return first_line(error)
