@@ -13,6 +13,7 @@ directory, with or without the seed (gtpo-g8-s1).
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
+from gtpo.errors import printable
 from gtpo.reports.curves import draw_runs
 from gtpo.runs.script import run_script
 from paper.figures import draw_found
@@ -34,9 +35,10 @@ def main() -> None:
     if flags.output and not Path(flags.output).suffix and flags.runs:
         parser.error(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
-        print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
+        written = [draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window)]
     else:
-        print(*draw_found(flags.figures, flags.scale, flags.search, flags.wandb, flags.output or "figures"), sep="\n")
+        written = draw_found(flags.figures, flags.scale, flags.search, flags.wandb, flags.output or "figures")
+    print(*map(printable, map(str, written)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
         for name, shown in settings.items():
             if method not in shown.get("methods", [method]):
                 continue
-            default, text = None, shown.get("text")
+            default = None
+            text = shown.get("text")
             if text is None:
                 field = fields[name]
                 text = field.metadata["help"]
@@ -43,7 +44,8 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
 
 def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoReturn:
     """Print every option of a script, with the values of a preset as defaults, and exit."""
-    parser.usage, parser.formatter_class = "%(prog)s [--config FILE] [--key value ...]", _AllHelp
+    parser.usage = "%(prog)s [--config FILE] [--key value ...]"
+    parser.formatter_class = _AllHelp
     parser.description = sys.modules["__main__"].__doc__
     parser.set_defaults(**preset)
     texts = {name_of(name): shown.get("text") for settings in _shown().values() for name, shown in settings.items()}
@@ -55,7 +57,9 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
         if action.option_strings[0].startswith("--no_"):  # --name false does the same
             action.help = argparse.SUPPRESS
         if action.dest == "debug":  # run_script takes it: Transformers' own is not reached
-            action.help, action.default, action.nargs = "Show the traceback of an error.", argparse.SUPPRESS, 0
+            action.help = "Show the traceback of an error."
+            action.default = argparse.SUPPRESS
+            action.nargs = 0
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
     parser.print_help()
     raise SystemExit(0)

@@ -53,6 +53,7 @@ from gtpo.runs.directory import (
     REMOTE_SETTINGS,
     RunDirectory,
     check_base,
+    existing_run,
     find_adapter,
     method_of,
     own_runs,
@@ -107,10 +108,12 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
 
     ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
     """
-    argv, parser = spelled_out(argv), _parser(classes)
+    argv = spelled_out(argv)
+    parser = _parser(classes)
     if HELP_ALL in argv:
         print_all(parser, _help_preset(method, argv))
-    start, given = _Start.of(method, argv), set(given_on(argv))
+    start = _Start.of(method, argv)
+    given = set(given_on(argv))
     if not start.of_run:
         check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
@@ -131,8 +134,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if start.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     changed = frozenset(name for name, value in values.items() if value != plain[name])
-    if start.of_run and "reward" not in given and (code := [r for r in values.get("reward", ()) if ":" in r]):
-        again = shlex.join(["--reward", *values["reward"]])  # the run may be a stranger's
+    if start.config and "reward" not in given and (code := [r for r in values.get("reward", ()) if ":" in r]):
+        again = shlex.join(["--reward", *values["reward"]])  # the file may be a stranger's
         raise UsageError(f"{start.config} names the reward {code[0]}: if you trust its code, add {again}.")
     _derive(method, preset, start, values, given)
     return _build_settings(method, classes, values, changed)
@@ -140,7 +143,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
 
 def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
     """The settings ``cls`` of an evaluation from ``--config`` and the command line, and the names that are given."""
-    argv, parser = spelled_out(argv), _parser([cls])
+    argv = spelled_out(argv)
+    parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
     of_file = _read_file(parser, config) if (config := _early_flags(argv).config) is not None else {}
@@ -195,7 +199,11 @@ class _Start:
     def of(cls, method: str, argv: Sequence[str]) -> "_Start":
         given = _early_flags(argv)
         path = given.output_dir if given.resume == "auto" else given.resume
-        run = RunDirectory(path) if given.resume and path else None
+        run = RunDirectory(path) if path else None
+        if given.resume not in (None, "auto"):
+            run = existing_run(given.resume)
+        if path and given.output_dir and Path(path) != Path(given.output_dir):
+            raise UsageError(f"--resume {path} writes to that run: remove --output_dir {given.output_dir}.")
         if given.resume == "auto" and path and run and not run.config.is_file():
             run = None  # the same command again, before the run has begun
         elif given.resume == "auto" and not path and not given.config:
@@ -251,7 +259,8 @@ def _without_remote_settings(
     stored: Mapping[str, Any], plain: Mapping[str, Any], given: set[str], start: _Start
 ) -> dict[str, Any]:
     """The settings of a run without those that send something elsewhere: these come from the command line."""
-    kept, remote = {}, {}
+    kept = {}
+    remote = {}
     for name, value in stored.items():
         if name not in REMOTE_SETTINGS or value in (None, False, "none", plain[name]):
             kept[name] = value
@@ -310,7 +319,8 @@ def _parser(classes: Sequence[type]) -> Any:
     )
     for action in parser._actions:
         if getattr(action.type, "__name__", "") == "string_to_bool" and action.nargs is None:  # --bf16 alone
-            action.nargs, action.const = "?", True
+            action.nargs = "?"
+            action.const = True
         elif action.dest == "report_to":
             action.nargs = "+"
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
@@ -336,7 +346,8 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
-    allowed, words = fields_of(parser.dataclass_types).keys() - {*COMMAND_LINE_ONLY}, []
+    allowed = fields_of(parser.dataclass_types).keys() - {*COMMAND_LINE_ONLY}
+    words = []
     choices = {action.dest for action in parser._actions if action.choices}
     lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in read_yaml(path, aliases=False).items():
@@ -384,11 +395,13 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
 def _batch_sizes(values: Mapping[str, Any], given: set[str], processes: int) -> dict[str, int]:
     """Batch size and accumulation; those of a file give way to G or prompts_per_step of the command line."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    group, prompts = values.get("num_generations", 1), values["prompts_per_step"]
+    group = values.get("num_generations", 1)
+    prompts = values["prompts_per_step"]
     batch, steps = map(values.get, names)
     if batch and given & {"num_generations", "prompts_per_step"} and not given & set(names):
         share = group * (prompts or 1) / processes
-        batch, steps = max((n for n in range(1, batch + 1) if share % n == 0), default=batch), None  # no more memory
+        batch = max((n for n in range(1, batch + 1) if share % n == 0), default=batch)
+        steps = None  # no more memory
     sizes = dict(zip(names, batch_geometry(group, prompts, batch, steps, processes), strict=True))
     for name, size in sizes.items():
         if values[name] not in (None, size):
@@ -416,7 +429,8 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
     groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
     settings = Settings(method, trainer=trainer, given=given, changed=changed, **groups)
-    rewards, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
+    rewards = settings.reward.reward if settings.reward else ()
+    prompt = settings.prompt.format
     wanted = prompt.tags if "format" in rewards else prompt.tags[2:] if "accuracy" in rewards else ()
     if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
@@ -433,7 +447,8 @@ def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:
         return
     plain = plain_class(**copy.deepcopy({name: asked[name] for name in fields_of([plain_class]) if name in asked}))
     for name in fields_of([plain_class]).keys() - _UNSLOTH_RESOLVES:
-        wanted, found = getattr(plain, name), getattr(trainer, name)
+        wanted = getattr(plain, name)
+        found = getattr(trainer, name)
         if found != wanted:
             logger.warning("Unsloth changed %s from %s to %s: set back to %s", name, wanted, found, wanted)
             setattr(trainer, name, wanted)

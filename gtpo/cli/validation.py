@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 from collections.abc import Mapping
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _SIZES = (
 )
 CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before the first step
     **dict.fromkeys(("weight_decay", "max_grad_norm", "top_k", "beta", "epsilon", "epsilon_high"), NOT_NEGATIVE),
+    "num_completions_to_print": NOT_NEGATIVE,
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
     **dict.fromkeys(("repetition_penalty", "temperature", "save_steps", "num_train_epochs"), _ABOVE_0),
     **dict.fromkeys(_SIZES, AT_LEAST_1),
@@ -26,13 +28,13 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
-    "model_init_kwargs": (lambda x: not x, "nothing: --model, --load_in_4bit and --backend load the model"),
+    "model_init_kwargs": (not_, "nothing: --model, --load_in_4bit and --backend load the model"),
     "reward_weights": (any, "a weight other than 0: the rewards would add up to 0"),
-    "remove_unused_columns": (lambda x: not x, "false, because the rewards read the columns of the data"),
+    "remove_unused_columns": (not_, "false, because the rewards read the columns of the data"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
-    "resume_from_checkpoint": (lambda x: not x, "--resume RUN, which continues from the last checkpoint"),
-    "save_only_model": (lambda x: not x, "false, because --resume needs the complete checkpoint"),
-    "load_best_model_at_end": (lambda x: not x, "false, because best/ has the best adapter of every run"),
+    "resume_from_checkpoint": (not_, "--resume RUN, which continues from the last checkpoint"),
+    "save_only_model": (not_, "false, because --resume needs the complete checkpoint"),
+    "load_best_model_at_end": (not_, "false, because best/ has the best adapter of every run"),
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
 _ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
@@ -75,8 +77,11 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
             raise UsageError(f"--{name} is {value}: expected a finite number.")
     is_sft = "num_generations" not in values
     check_fields(argparse.Namespace(**values | {"remove_unused_columns": False} if is_sft else values), CHECKS)
+    no_gpu = values["use_cpu"] or not has_gpu
+    if values["fp16"] and no_gpu:
+        raise UsageError("--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.")
     on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and (values["use_cpu"] or not has_gpu):
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and no_gpu:
         raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")

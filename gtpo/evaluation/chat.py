@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
@@ -30,6 +31,8 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
+    chosen = {name: getattr(flags, name) for name in ("checkpoint", "temperature", "max_new_tokens", "seed")}
+    EvaluationArguments(k=1, **chosen)  # raises
     asked = flags.run if is_model(flags.run) else None
     targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
     model = choose_model(targets, asked)

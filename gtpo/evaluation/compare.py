@@ -165,7 +165,8 @@ def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
         means = [f"{statistics.fmean(seeds):.1f}" for seeds in c.scores]
         numbers = zip([*means, f"{c.difference:+.1f}"], c.errors, strict=True)
         low, high = c.interval
-        title, counts = BENCHMARK_TITLES.get(c.benchmark, c.benchmark), " / ".join(map(str, c.counts))
+        title = BENCHMARK_TITLES.get(c.benchmark, c.benchmark)
+        counts = " / ".join(map(str, c.counts))
         with_errors = [number if error is None else f"{number} ± {error:.1f}" for number, error in numbers]
         cells.append([title, c.metric, *with_errors, f"{low:+.1f} to {high:+.1f}", counts])
     lines, rule = lay_out(cells)
@@ -189,14 +190,16 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             votes.setdefault((entry["benchmark"], place), {})[_sampling(entry), entry["adapter"]] = None
     kept = []
     for entry in entries:
-        own, benchmark = _sampling(entry), entry["benchmark"]
+        own = _sampling(entry)
+        benchmark = entry["benchmark"]
         others = [sampling for sampling, _ in reversed(votes[benchmark, _place(entry)])]
         chosen = max(others, key=lambda sampling: (others.count(sampling), *sampling[:3]))
         if own == chosen:
             kept.append(entry)
             continue
         differing = [name for name, a, b in zip(SAMPLING, own, chosen, strict=True) if a != b]
-        label, names = entry["label"], ", ".join(differing)
+        label = entry["label"]
+        names = ", ".join(differing)
         logger.warning("scores of %s on %s are left out: %s not as in the others", label, benchmark, names)
     return kept
 

@@ -124,7 +124,8 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     }
     how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
-    base, made_with = targets.check_base(model, evaluated), provenance()
+    base = targets.check_base(model, evaluated)
+    made_with = provenance()
     jobs = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = fingerprint(target.adapter) if target.adapter else None
@@ -198,8 +199,10 @@ def run_job(
     The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first. A
     shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
     """
-    problems, keys = job.problems.rows, storage.keys_of(job.problems.rows, how.k)
-    path, shards = storage.shard_path(job.path, shard) if shard else job.path, storage.shard_paths(job.path)
+    problems = job.problems.rows
+    keys = storage.keys_of(job.problems.rows, how.k)
+    path = storage.shard_path(job.path, shard) if shard else job.path
+    shards = storage.shard_paths(job.path)
     with storage.open_completions(path, job.head, problems, overwrite) as file:
         if overwrite:
             storage.scores_path(job.path).unlink(missing_ok=True)

@@ -95,8 +95,10 @@ def make_requests(
     tokenizer: Any = None,
 ) -> list[Request]:
     """k requests per problem, in the order of the benchmark; by default the paper's prompt and the base's tokenizer."""
-    prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
-    prefill, end = assistant_prefill(tokenizer, prompt), end_of_turn(tokenizer)
+    prompt = prompt or PromptArguments()
+    tokenizer = tokenizer or sampler.tokenizer
+    prefill = assistant_prefill(tokenizer, prompt)
+    end = end_of_turn(tokenizer)
     end_ids = () if end is None else (end,)
     requests = []
     for problem in problems:
@@ -305,7 +307,8 @@ class VLLMSampler:
         queued = self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
         names = [name.partition("-")[0] for name in queued]
         waiting = dict(zip(names, missing, strict=True))
-        engine, lengths = self.llm.llm_engine, dict.fromkeys(names, 0)
+        engine = self.llm.llm_engine
+        lengths = dict.fromkeys(names, 0)
         while engine.has_unfinished_requests():
             rows = []
             for output in engine.step():

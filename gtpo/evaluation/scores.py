@@ -22,13 +22,15 @@ from gtpo.runs.provenance import git_revision
 def grade(path: Path, problems: Problems) -> Entry:
     """The entry of a completion file in ``results.json``; lenient scores are those of our grader alone."""
     head, rows = read_completions(path)
-    prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings["k"]
+    prompt = PromptArguments(**stored_prompt(head.settings)).format
+    k = head.settings["k"]
     keys = keys_of(problems.rows, k)
     completions = {key: row for row in rows if (key := (row["id"], row["sample"])) in keys}
     if len(completions) != len(keys):
         raise UsageError(f"{path} has {len(completions)} of {len(keys)} completions: resume it without --regrade.")
     timeouts_before = grading.timeouts()
-    per_problem, unreadable = [], 0
+    per_problem = []
+    unreadable = 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
@@ -43,7 +45,8 @@ def grade(path: Path, problems: Problems) -> Entry:
         else:
             verdicts = [grading.grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
             answers, correct, lenient_answers, lenient = map(list, zip(*verdicts, strict=True))
-            scores, lenient_marks = _scores_of(answers, correct), _marks(lenient)
+            scores = _scores_of(answers, correct)
+            lenient_marks = _marks(lenient)
             is_same = (answers, correct) == (lenient_answers, lenient)
             lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
             scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
@@ -119,7 +122,8 @@ def _over_problems(
     sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
     """Mean and interval of each metric in percent, by k'; ``by_metric`` has the scores of each problem."""
-    means, intervals = {}, {}
+    means = {}
+    intervals = {}
     for metric, rows in by_metric.items():
         by_size = dict(zip(map(str, sizes), zip(*rows, strict=True), strict=True))
         means[metric] = {size: _percent(sum(values) / len(values)) for size, values in by_size.items()}

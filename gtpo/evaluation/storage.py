@@ -123,7 +123,8 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     if not has_completions(path):
         return
     stored = read_head(path).settings
-    count, k = stored.get("problems"), stored.get("k")
+    count = stored.get("problems")
+    k = stored.get("k")
     has_size = isinstance(count, int) and isinstance(k, int) and k <= settings.get("k", 0)
     if has_size and problems_hash(problems[:count]) == stored.get("problems_hash"):
         stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
@@ -142,7 +143,8 @@ def read_head(path: Path) -> Head:
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:
     """The settings and the completions of a file, without a partly written last line."""
-    head, rows = read_head(path), []
+    head = read_head(path)
+    rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if line.startswith(_SETTINGS):
             continue
@@ -174,7 +176,8 @@ def weights_have_changed(entry: Mapping[str, Any]) -> bool:
     """
     settings = entry.get("settings", {})
     for name in ("model", "adapter"):
-        stored, directory = settings.get(name), Path(entry.get(name) or "")
+        stored = settings.get(name)
+        directory = Path(entry.get(name) or "")
         if stored and entry.get(name) and directory.is_dir():
             written = max(path.stat().st_ctime_ns for path in directory.iterdir())
             if _fingerprint_at(directory, written) != stored:

@@ -8,7 +8,8 @@ from gtpo.errors import printable
 from gtpo.evaluation.records import Entry
 from gtpo.evaluation.targets import short_name
 
-PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # k in Table 1
+PASS_COLUMNS = (1, 8, 16, 32, 64)
+MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
 
 
 def format_table(entries: Sequence[Entry]) -> str:

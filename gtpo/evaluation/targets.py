@@ -16,7 +16,7 @@ from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import NOTE, resolve_model
-from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
+from gtpo.runs.directory import OUTPUTS, RunDirectory, existing_run, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
 
 def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     """The adapter of a run at a checkpoint, or the adapter in the directory itself."""
-    directory, run = Path(name), RunDirectory(name)
+    directory = Path(name)
+    run = existing_run(name)
     if _is_adapter(directory) and checkpoint == LAST:
         return Target(label_of(directory), directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))

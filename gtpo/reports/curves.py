@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import existing_run
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",
@@ -80,8 +80,9 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
     if window < 1:
         raise UsageError(f"--window is {window}: expected at least 1 step.")
-    rows = {label: RunDirectory(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
-    figure, path = plot_training(rows, window), Path(output)
+    rows = {label: existing_run(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
+    figure = plot_training(rows, window)
+    path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150, format=path.suffix[1:]))
     return output

@@ -23,11 +23,12 @@ import jinja2
 import torch
 from markupsafe import Markup
 
+from gtpo.errors import printable
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory, command_of, method_of
+from gtpo.runs.directory import RunDirectory, command_of, existing_run, method_of
 from gtpo.runs.script import run_script
 from gtpo_loss import conflict_weights
 
@@ -67,7 +68,8 @@ def read_group(
     from pyarrow.parquet import read_table
 
     rows = read_table(table).to_pylist()[:group_size]
-    tokens, weights = [], []
+    tokens = []
+    weights = []
     for row in rows:
         on_span = conflict_weights(
             torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
@@ -143,13 +145,15 @@ def side_by_side(samples: Sequence[Sample]) -> str:
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     """Write ``report.html``: the curves of a run, and a few of its groups from first to last step."""
-    run = RunDirectory(run_directory)
-    rows, settings = run.read_metrics(), run.read_config()
+    run = existing_run(run_directory)
+    rows = run.read_metrics()
+    settings = run.read_config()
     svg = io.StringIO()
     plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
     shown: list[tuple[int, str]] = []
     samples: list[Sample] = []
-    for path in _spread(run.completion_tables(), groups):
+    tables = [path for path in run.completion_tables() if not path.is_symlink()]
+    for path in _spread(tables, groups):
         try:
             step, group = read_group(
                 path, settings["num_generations"], reward_names(rows), settings.get("conflict_positive_weight", 2.0)
@@ -186,7 +190,8 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     found = [path for path in run.completions.glob("held_out_*.json") if not path.is_symlink()]
     for path in _spread(sorted(found), count):
         stored = json.loads(path.read_bytes())
-        prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
+        prompt = logged_text(stored["prompt"])
+        completion = logged_text(stored["completion"])
         samples.append(Sample(stored["step"], prompt, completion, stored["rewards"]))
     return samples
 
@@ -215,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gtpo.reports.html", allow_abbrev=False, description=what)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     for run in parser.parse_args().runs:
-        print(write_report(run))
+        print(printable(str(write_report(run))))
 
 
 if __name__ == "__main__":

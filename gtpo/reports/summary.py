@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
+from gtpo.files import read_own
 from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.script import training_begins
@@ -45,7 +46,8 @@ def scores(rows: Rows) -> list[str]:
 
 def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
     """A line with the scores on the training prompts, and one with those on the held-out rows, as far as they exist."""
-    found, window = scores(rows), _window_of(rows)
+    found = scores(rows)
+    window = _window_of(rows)
     steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
     training = f"{steps}: {', '.join(found)}" if found else None
     return [line for line in (training, held_out_text(rows, run.read_best())) if line]
@@ -65,11 +67,13 @@ def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | 
 
 def _compared(rows: Rows, window: int) -> list[str]:
     """Each metric with its first and last mean over some rows; values that are not finite do not count."""
-    rewards, found = reward_names(rows), []
+    rewards = reward_names(rows)
+    found = []
     others = {f"rewards/{name}/mean": name for name in rewards if name not in _OURS} if rewards else {"loss": "loss"}
     for metric in [*_PERCENT, *others]:
         if values := finite_values(rows, metric):
-            first, last = fmean(values[:window]), fmean(values[-window:])
+            first = fmean(values[:window])
+            last = fmean(values[-window:])
             if metric in _PERCENT:
                 label, factor = _PERCENT[metric]
                 found.append(f"{label} {factor * first:.1f} -> {factor * last:.1f} %")
@@ -81,7 +85,7 @@ def _compared(rows: Rows, window: int) -> list[str]:
 def initial_entropy_text(run: RunDirectory) -> str | None:
     """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
     try:
-        record = json.loads(run.initial_entropy.read_text(encoding="utf-8"))
+        record = json.loads(read_own(run.initial_entropy))
         state = "on" if record["filter_on"] else "off"
         return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,7 +98,8 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
     rows = every[-PROBLEM_STEPS:]
     if not rows:
         return {}
-    steps, problems = f"steps {rows[0].get('step')} to {rows[-1].get('step')}", {}
+    steps = f"steps {rows[0].get('step')} to {rows[-1].get('step')}"
+    problems = {}
     cut = finite_values(rows, "completions/clipped_ratio")
     if cut and fmean(cut) >= CUT_OFF:
         problems["cut off"] = (
@@ -124,7 +129,8 @@ class RunMessages(TrainerCallback):
     """Log what a run trains when it starts, and each problem once while it happens."""
 
     def __init__(self, settings: Settings, prompts: int) -> None:
-        self.settings, self.prompts = settings, prompts
+        self.settings = settings
+        self.prompts = prompts
         self.recent: deque[dict[str, Any]] = deque(maxlen=PROBLEM_STEPS)
         self.told = {"constant"}  # said at the end: of a few steps it also means that the task is learned
 

@@ -22,8 +22,11 @@ def start_wandb(settings: Settings) -> Any:
     """
     import wandb
 
-    run_directory, method = RunDirectory(settings.output_dir), settings.method.upper()
-    name, identity, mode = run_directory.path.name, run_directory.wandb_id, os.environ.get("WANDB_MODE")
+    run_directory = RunDirectory(settings.output_dir)
+    method = settings.method.upper()
+    name = run_directory.path.name
+    identity = run_directory.wandb_id
+    mode = os.environ.get("WANDB_MODE")
     stored = identity.read_text(encoding="utf-8") if identity.is_file() and not identity.is_symlink() else ""
     if not re.fullmatch("[0-9a-z]{8}", stored):  # of a stranger's run it could be a file of the user
         stored = uuid.uuid4().hex[:8]
@@ -46,7 +49,8 @@ def start_wandb(settings: Settings) -> Any:
             x_disable_meta=True,  # it contains the command line, possibly with a token; environment.json has the rest
         ),
     }
-    run, reason = None, "not logged in"
+    run = None
+    reason = "not logged in"
     try:
         if mode is not None or wandb.login(prompt=False):
             run = wandb.init(mode=mode, **options)

@@ -38,7 +38,8 @@ def run_label(label: str) -> tuple[str, int | None]:
 
 def label_of(directory: Path) -> str:
     """The label of a run: its path below outputs/, joined with dashes; elsewhere the name of the directory."""
-    directory, root = directory.resolve(), OUTPUTS.resolve()
+    directory = directory.resolve()
+    root = OUTPUTS.resolve()
     if directory.name == "adapter":
         directory = directory.parent
     return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
@@ -94,7 +95,7 @@ class RunDirectory:
         If a step was logged twice, the last line counts.
         """
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
-        for line in self.metrics.read_bytes().split(b"\n")[:-1]:
+        for line in read_own(self.metrics).split(b"\n")[:-1]:
             row = dict(json.loads(line))
             rows[row.get("step"), "eval_runtime" in row] = row
         if not rows:
@@ -126,6 +127,14 @@ def own_runs(having: str = "settings") -> list[RunDirectory]:
     return [run for run in find_runs([OUTPUTS], having) if not studies & {*run.path.parents}]
 
 
+def existing_run(path: str | Path) -> RunDirectory:
+    """The run in a directory; UsageError, with the newest runs, if there is none."""
+    if not Path(path).is_dir():
+        newest = ", ".join(str(run.path) for run in own_runs()[-3:])
+        raise UsageError(f"{path} is not a directory: the newest runs are {newest or 'missing'}.")
+    return RunDirectory(path)
+
+
 def method_of(run: RunDirectory) -> str | None:
     """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run."""
     settings = run.read_config()
@@ -152,7 +161,8 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     """A command for the script of a run; it names the user's rewards and where the run sends something."""
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)
-    script, settings = f"train_{method_of(run)}.py", run.read_config()
+    script = f"train_{method_of(run)}.py"
+    settings = run.read_config()
     nowhere = (None, False, "none", "0.0.0.0")  # the host that TRL takes by default
     again = {name: settings[name] for name in REMOTE_SETTINGS if settings.get(name) not in nowhere}
     if any(":" in name for name in settings.get("reward", [])):
@@ -195,13 +205,12 @@ def damage(checkpoint: Path) -> str | None:
     """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).items()
-        if missing := [part for part in _NEEDED if not any(part in name for name, _ in files)]:
-            return f"{MANIFEST} lists no {missing[0]} file"
+        for part in _NEEDED:
+            if not any(part in name for name, _ in files):
+                return f"{MANIFEST} lists no {part} file"
         for name, stored in files:
-            if stored != _sha256(checkpoint / name):
-                return f"{name} has changed since it was saved"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).relative_to(checkpoint)} is missing"
+            if not (checkpoint / name).is_file() or stored != _sha256(checkpoint / name):
+                return f"{name} is missing, or has changed since it was saved"
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None

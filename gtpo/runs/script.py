@@ -94,7 +94,8 @@ def _fault_of_the_disk(error: Exception) -> str | None:
 
     PyTorch and safetensors report a short write in other words.
     """
-    number, text = getattr(error, "errno", None), str(error)
+    number = getattr(error, "errno", None)
+    text = str(error)
     full = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
     if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in full):
         return f"the disk is full ({error}); free some space, then: {_how_to_continue()}"

@@ -46,7 +46,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
     if len(rows) < prompts:
         raise UsageError(f"{len(rows)} training rows are too few for a step of {prompts} prompts.")
     settings.made_from |= made_from(settings, rows, held_out)
-    run, start = RunDirectory(settings.output_dir), settings.run
+    run = RunDirectory(settings.output_dir)
+    start = settings.run
     if IS_MAIN_PROCESS and run.lock.exists():
         _lock(run)
     if start.resume and start.overwrite:
@@ -125,7 +126,8 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
     stored = {"eval_rows": None, "eval_dataset": None}
     if run.config.is_file():  # a run of another program has none
         stored |= run.read_config()
-    changed, now = _changed(stored, settings), settings.made_from
+    changed = _changed(stored, settings)
+    now = settings.made_from
     environment = run.read_environment()
     before = environment.get("made_from", {})  # of an earlier revision nothing
     had_none = not (stored["eval_rows"] or stored["eval_dataset"])
@@ -148,7 +150,8 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
             f"the training or held-out rows are not those that {run.path} was started with: restore the data, or train "
             "another run with --run_name."
         )
-    batch, steps = stored.get("per_device_train_batch_size"), stored.get("gradient_accumulation_steps")
+    batch = stored.get("per_device_train_batch_size")
+    steps = stored.get("gradient_accumulation_steps")
     if batch and steps:
         trained = batch * steps * environment.get("world_size", 1)
         if completions != trained:

@@ -41,7 +41,8 @@ class MetricsWriter(TrainerCallback):
     """Append each logged step and each evaluation to ``metrics.jsonl`` and to wandb, under the same names."""
 
     def __init__(self, run: RunDirectory, wandb_run: Any = None) -> None:
-        self.run, self.wandb_run = run, wandb_run
+        self.run = run
+        self.wandb_run = wandb_run
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if state.global_step:
@@ -82,7 +83,8 @@ class BestAdapter(TrainerCallback):
     """
 
     def __init__(self, run: RunDirectory, tokenizer: Any, held_out_metric: str | None = None) -> None:
-        self.run, self.directory = run, run.best
+        self.run = run
+        self.directory = run.best
         self.tokenizer = tokenizer
         self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
         self.recent: deque[tuple[int, float]] = deque(maxlen=BEST_WINDOW)  # step and score of logged lines
@@ -257,7 +259,8 @@ def non_finite_error(
     ``batches``: the micro-batches of the step, as TRL's trainer stores them. ``rows``: prompts, completions and rewards
     of a step that has no batch yet. ``mend``: what to change before the run continues.
     """
-    step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
+    step = trainer.state.global_step + 1
+    run = RunDirectory(trainer.args.output_dir)
     saved = ""
     if batches or rows:  # SFT has neither
         saved = f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
@@ -275,7 +278,8 @@ def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequ
     if rows:
         _write_json(directory / f"rows-{rank}.json", list(rows))
     if batches:
-        texts, copies = [], {}
+        texts = []
+        copies = {}
         for i, batch in enumerate(batches):
             texts.append(trainer.processing_class.batch_decode(batch["completion_ids"]))
             tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
@@ -353,7 +357,8 @@ class ResumedOptimizer(TrainerCallback):
         stored = first | {"lr": schedule.base_lrs[0]}
         expected = optimizer.defaults | {"weight_decay": args.weight_decay}
         for name in ("lr", "betas", "eps", "weight_decay"):
-            found, asked = stored.get(name), expected.get(name)
+            found = stored.get(name)
+            asked = expected.get(name)
             if found != asked:
                 raise RunError(
                     f"the checkpoint has {name} {found}, and the settings {asked}: correct config.yaml, train another "
@@ -385,7 +390,8 @@ class CompleteCheckpoints(TrainerCallback):
 
     def save_finished_step(self) -> None:
         """Write the checkpoint of the last step, as if it had been its turn; within the next one."""
-        trainer, run = self.trainer, RunDirectory(self.trainer.args.output_dir)
+        trainer = self.trainer
+        run = RunDirectory(self.trainer.args.output_dir)
         if self.random_state is None or damage(run.checkpoint(trainer.state.global_step)) is None:
             return
         python, numpy, torch_state, on_gpu = self.random_state
@@ -398,7 +404,8 @@ class CompleteCheckpoints(TrainerCallback):
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        self.limit, args.save_total_limit = args.save_total_limit, None
+        self.limit = args.save_total_limit
+        args.save_total_limit = None
         if not state.global_step:
             return
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler, pad
 
-from gtpo.files import write_atomically
+from gtpo.files import read_own, write_atomically
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.held_out import isolated_rng
@@ -53,7 +53,7 @@ class InitialEntropy(TrainerCallback):
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(read_own(path))
         else:
             record = self._measure()
         value = float(record["initial_entropy"])

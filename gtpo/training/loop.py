@@ -150,7 +150,8 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
 def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
     from huggingface_hub import HfApi
 
-    hub, name = HfApi(), settings.trainer.hub_model_id or settings.output_dir.name
+    hub = HfApi()
+    name = settings.trainer.hub_model_id or settings.output_dir.name
     try:
         repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
         _write_card(directory, repository, settings, trainer)
@@ -167,8 +168,10 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer
     adapter or of the merged model, and ``where`` its path or Hub id, which the quick start loads. The class of the
     ``trainer`` names the method and its paper, as in TRL.
     """
-    run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
-    base, data = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.data.dataset
+    run = RunDirectory(settings.output_dir)
+    merged = not (weights / "adapter_config.json").is_file()
+    base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    data = settings.data.dataset
     copy = None  # the 4-bit weights
     if settings.model.load_in_4bit:
         config = json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))

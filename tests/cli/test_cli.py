@@ -373,11 +373,49 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
-    got = settings("--model", "qwen", "--use_cpu", "true")
-    assert (got["bf16"], got["fp16"]) == expected
+    start = cli._Start.of("gtpo", ["--model", "qwen"])
+    preset = cli.preset_for("gtpo", "qwen")
+    got = read_yaml(preset) | cli._of_this_machine(start, preset)
+    assert (got["bf16"], got.get("fp16", False)) == expected
     assert settings("--model", "tiny")["fp16"] is False
     explicit = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
     assert (explicit["bf16"], explicit["fp16"]) == (False, False)
+
+
+@pytest.mark.parametrize("words", [["--use_cpu", "true"], []])
+def test_fp16_on_a_cpu_is_refused(words: list[str]) -> None:
+    """A CPU ignores it, and the run would store it as on."""
+    with pytest.raises(UsageError, match="--fp16 needs a GPU"):
+        settings("--model", "tiny", "--fp16", "true", *words)
+
+
+def test_a_run_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c", "d"):
+        stored_run(tmp_path / "outputs" / name)
+    with pytest.raises(UsageError, match=r"outputs/nope is not a directory: the newest runs are outputs/b.*c.*/d"):
+        settings("--resume", "outputs/nope")
+    with pytest.raises(UsageError, match="--output_dir outputs/z"):
+        settings("--resume", "outputs/a", "--output_dir", "outputs/z")
+    assert settings("--resume", "outputs/a", "--output_dir", "outputs/a/")["output_dir"] == "outputs/a"
+
+
+def test_a_file_of_settings_runs_no_code_unasked(tmp_path: Path) -> None:
+    """A stranger's config.yaml under another name, or next to nothing."""
+    (tmp_path / "other.yaml").write_text("model: tiny\nreward: [format, 'evil.py:f']\n")
+    argv = ("--config", str(tmp_path / "other.yaml"))
+    with pytest.raises(UsageError, match=r"other.yaml names the reward evil\.py:f: .* --reward format evil.py:f"):
+        parsed(*argv)
+    assert parsed(*argv, "--reward", "format", "evil.py:f").reward.reward == ["format", "evil.py:f"]
+
+
+def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path) -> None:
+    flags = ("--model", "tiny", "--use_vllm", "true", "--vllm_mode", "server")
+    run = stored_run(tmp_path / "run", *flags, "--vllm_server_base_url", "http://10.0.0.9:1")
+    again = ("--vllm_server_base_url", "http://10.0.0.9:1")
+    with pytest.raises(UsageError, match=f"names a vLLM server: .* {' '.join(again)}"):
+        settings("--resume", str(run))
+    assert settings("--resume", str(run), *again)["vllm_server_base_url"] == again[1]
 
 
 @pytest.mark.parametrize("backend", ["unsloth", "auto"])
