@@ -73,12 +73,10 @@ def _shown() -> dict[str, dict[str, dict[str, Any]]]:
 
 def _bracketed(default: Any) -> str:
     """`` [value]``, or nothing without one."""
-    if default is True:
-        default = "true"
-    if isinstance(default, list):
-        default = " ".join(default)
-    is_shown = isinstance(default, str | int | float) and default not in (False, "")
-    return f" [{default}]".replace("%", "%%") if is_shown else ""
+    text = " ".join(default) if isinstance(default, list) else str(default)
+    if text in ("None", "False", ""):
+        return ""
+    return f" [{text.replace('True', 'true')}]".replace("%", "%%")
 
 
 class _ShortHelp(argparse.RawDescriptionHelpFormatter):

@@ -164,7 +164,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     alias = "tiny" if is_tiny(model) else alias_of(model)
     is_large = alias in ("llama", "qwen")
     needs_gpu = is_large or backend == "unsloth"
-    has_gpu = gpu_is_available() or (dry_run and needs_gpu)
+    asks = needs_gpu or alias != "tiny"  # only then is PyTorch imported
+    has_gpu = (asks and gpu_is_available()) or (dry_run and needs_gpu)
     if needs_gpu and not has_gpu:
         named = f"--model {model} --backend unsloth" if backend == "unsloth" else f"--model {model}"
         on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
