@@ -107,6 +107,21 @@ def test_groups_without_variance_are_counted(tiny: Path, tmp_path: Path) -> None
     assert row["groups_without_variance"] == row["frac_reward_zero_std"] == 0.5  # two of four groups
 
 
+def test_an_evaluation_has_groups_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    """Six completions of a prompt while evaluating, twelve in training."""
+    settings = {"held_out": 2, "num_generations_eval": GROUP // 2, "per_device_eval_batch_size": GROUP}
+    trainer = make_trainer("trl", tiny, tmp_path, eval_strategy="steps", eval_steps=1, **settings)
+    trainer.reward_funcs = [
+        lambda completions, **columns: ([1.0] * 6 + [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])[: len(completions)]
+    ]
+    trainer.add_callback(ConflictMetrics(trainer))
+    trainer.train()
+    (row,) = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert row["eval_groups_without_variance"] == 0.5 and row["eval_frac_reward_zero_std"] == 0.5
+    (step,) = [row for row in trainer.state.log_history if "reward" in row]
+    assert step["groups_without_variance"] == 0.0
+
+
 def test_a_second_training_measures_once_per_batch(tiny: Path, tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -238,7 +238,65 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(
         check_head(trainer, batch)
 
 
+def test_the_check_of_the_head_finds_a_hundredth_of_a_nat(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bias of the head that the loss does not know: ln pi of one token is 0.01 nats off, with large logits too."""
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    batch, head = batch_of(trainer), trainer._head
+    for dtype, off, is_found in (
+        (torch.float32, 0.01, True),
+        (torch.float32, 1e-4, False),
+        (torch.bfloat16, 0.4, True),
+    ):
+        trainer.model.to(dtype)
+        monkeypatch.setattr(trainer, "_head", lambda *inputs, off=off: (head(*inputs)[0] + off, None))
+        with pytest.raises(RunError) if is_found else nullcontext():
+            check_head(trainer, batch)
+
+
 # Groups and conflict masks
+
+
+@pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
+def test_the_second_process_gets_its_own_rows_of_the_group(
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ranks one after the other: what the first one gathers comes first in what the second one does."""
+    half = GROUP // 2
+    settings = {"per_device_train_batch_size": half, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
+    trainer = make_trainer(method, tiny, tmp_path, **settings)
+    trainer.model.train()
+    trainer._is_first_batch = False  # the check of the head gathers flags
+    own: list[torch.Tensor] = []
+    rows = [trainer.train_dataset[0]] * half
+
+    def joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if first.dim() < 2:
+            return torch.cat([first.reshape(-1), second.reshape(-1)])
+        width = max(first.shape[1], second.shape[1])
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (first, second)])
+
+    def of_the_first(tensor: torch.Tensor) -> torch.Tensor:
+        own.append(tensor)
+        return joined(tensor, tensor)
+
+    def gather_with(gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        monkeypatch.setattr(trainer.accelerator, "gather", gather)
+        monkeypatch.setattr("trl.trainer.grpo_trainer.gather", gather)
+
+    gather_with(of_the_first)
+    trainer._generate_and_score_completions(rows)
+    earlier = iter(own)
+    gather_with(lambda tensor: joined(next(earlier), tensor))
+    monkeypatch.setattr(Accelerator, "process_index", 1)
+    batch = trainer._generate_and_score_completions(rows)
+    completions = canned_group(0)
+    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions])
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    torch.testing.assert_close(batch["advantages"], advantages[half:])
+    mask = naive_conflict_mask(completions, advantages.tolist(), GROUP)
+    assert unpad(batch["conflict_mask"], batch["completion_mask"]) == mask[half:] != mask[:half]
 
 
 @pytest.mark.parametrize("scaled", ["group", "none"])
