@@ -13,7 +13,7 @@ help:
 	@echo "make demo          train the tiny model with GTPO and evaluate it: minutes on a CPU"
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
-	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl or avx2: on a CPU"
+	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl, trl-suite or avx2: on a CPU"
 	@echo "make first-light   checks that need a GPU, about two hours; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
@@ -55,7 +55,8 @@ test-all: test test-slow
 
 # What a backend other than the plain CPU one does. real: a pretrained model, on GSM8K in the directory that GTPO_DATA_DIR
 # names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. newest: the newest
-# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. avx2: the numerical tests with the instructions of a CPU without AVX-512.
+# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. trl-suite: TRL's tests of its trainer, of the clone
+# in TRL=DIR, on ours. avx2: the numerical tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
@@ -81,6 +82,9 @@ test-backend: export TRITON_INTERPRET := 1
 test-backend: $(LATER_TRL:%=.venv-trl-%/installed)
 	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
 	  PYTHONPATH=$$path $(BIN)/python -m pytest tests/training/test_gtpo_trl.py $(PYTEST_FLAGS) || exit 1; done
+else ifeq ($(BACKEND),trl-suite)
+test-backend: .venv-trl-suite/installed
+	PYTHONPATH=.venv-trl-suite $(BIN)/python tests/backends/trl_suite/run.py $(TRL) $(PYTEST_FLAGS)
 else
 test-backend: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pytest tests/backends/test_$(subst -,_,$(BACKEND))_cpu.py $(PYTEST_FLAGS)
@@ -116,6 +120,10 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 .venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
 .venv-trl-%/installed: $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) trl==$* $(KERNELS)
+	touch $@
+
+.venv-trl-suite/installed: $(VENV)/installed
+	$(BIN)/python $(INSTALL) --no-deps --target $(@D) pytest-timeout==2.4.0 parameterized==0.9.0 jmespath==1.1.0
 	touch $@
 
 # What only a GPU can show, into results/gpu/<GPU>.json: about two hours, resumable. The machine is checked

@@ -147,7 +147,7 @@ PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(20_600, 12.90)
 BENCHMARKS = Limit(28_000, 12.24)
 TESTS = Limit(207_000, 11.40)
-TABLES = {"verdicts.py", "held_out.py"}  # data of tests: not counted
+TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION, LONGEST_TENSOR_FUNCTION = 45, 60  # lines
 TENSOR_CODE = {
     "gtpo_loss.py",
@@ -250,7 +250,7 @@ def test_packages_keep_to_their_weight() -> None:
     assert_within(PAPER_LIMIT, python_files("paper"))
     assert_within(STUDY, python_files("study"))
     assert_within(BENCHMARKS, python_files("benchmarks"))
-    assert_within(TESTS, (path for path in python_files("tests") if path.name not in TABLES))
+    assert_within(TESTS, (path for path in python_files("tests") if not TABLES.intersection(path.parts)))
     assert len((ROOT / "gtpo_loss.py").read_text().splitlines()) <= 380
 
 

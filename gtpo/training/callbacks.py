@@ -267,6 +267,8 @@ def non_finite_error(
     again = f"Start again with --overwrite and {mend}."
     if run.has_checkpoint:
         again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
+    if not run.config.exists():  # of a library script, which has no flags
+        again = f"Start again, or from a checkpoint, with {mend.replace('--', '')}."
     return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
 
 
@@ -310,6 +312,8 @@ def save_finished_step(trainer: Any) -> str:
         if isinstance(callback, CompleteCheckpoints):
             callback.save_finished_step()
     run = RunDirectory(trainer.args.output_dir)
+    if not run.config.exists():  # of a library script
+        return "start again, or from a checkpoint"
     return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
 
 

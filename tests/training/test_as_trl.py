@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import gtpo_trl
 from gtpo import GRPOTrainer, GTPOArguments, GTPOConfig, GTPOTrainer
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 
 QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "optim": "sgd"}
 SMALL = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 4, "max_steps": 1}
@@ -258,6 +258,21 @@ def test_a_library_run_has_the_card_of_trl(method: str, paper: str, tiny: Path, 
     card = (tmp_path / "README.md").read_text()
     assert paper in card and f"- {method}\n" in card.partition("# Model Card")[0]
     assert (CLASSES[method][0]._name in card) and re.search(r"```bibtex\n@article", card)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (lambda completions, **_: [None] * len(completions), "returned None for all 2 completions of step 1"),
+        (lambda completions, **_: [float("nan")] * len(completions), "is not finite in step 1"),
+        (lambda completions, **_: 1 / 0, "raised ZeroDivisionError"),
+    ],
+    ids=["none", "nan", "raises"],
+)
+def test_a_message_to_a_library_script_names_no_flag(reward: Any, said: str, tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=said) as raised:
+        sampling("grpo", tiny, tmp_path, rewards=reward).train()
+    assert "--" not in str(raised.value) and "again, or from a checkpoint" in str(raised.value)
 
 
 # Adapters of tied embeddings

@@ -9,10 +9,11 @@ import trl
 from datasets import Dataset
 from helpers.canned import make_trainer
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig
 
 from gtpo.errors import UsageError
+from gtpo.training.refusals import deviations
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 
@@ -53,6 +54,45 @@ def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tm
     with pytest.raises(UsageError, match=name):
         GRPOTrainer.check_settings(args)
     GRPOTrainer.check_settings(config(tmp_path, use_bias_correction_kl=True))  # without a KL term
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beta": 0.04, "use_bias_correction_kl": True}, "TRL's default is True: set it to False for the KL term"),
+        ({"use_liger_kernel": True}, "leave it out, the loss here never holds the logits"),
+        ({"delta": 2.0}, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there"),
+        ({"generation_kwargs": {"temperature": 2.0}}, "samples at temperature 2.0, the loss scores at 1.0"),
+    ],
+)
+def test_a_refusal_says_what_to_do(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        GRPOTrainer.check_settings(config(tmp_path, **settings))
+    GRPOTrainer.check_settings(config(tmp_path, temperature=0.7, generation_kwargs={"temperature": 0.7, "top_k": 3}))
+
+
+OF_TRL = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "max_length": 99}  # TRL sets them
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_model", "named"),
+    [
+        ({}, {}, []),
+        ({"top_p": 0.1, "top_k": 1}, {}, ["top_p=0.1", "top_k=1"]),
+        ({"min_p": 0.2, "repetition_penalty": 3.0}, {}, ["min_p=0.2", "repetition_penalty=3.0"]),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 2, "do_sample": True}}, {}, ["no_repeat_ngram_size=2"]),
+        ({"generation_kwargs": {"do_sample": False, "max_new_tokens": 3}}, {}, ["do_sample=False"]),
+        ({}, {"no_repeat_ngram_size": 3, "suppress_tokens": [7]}, ["no_repeat_ngram_size=3", "suppress_tokens=[7]"]),
+        ({}, {"typical_p": 0.5, "min_new_tokens": 4, "eos_token_id": 2}, ["typical_p=0.5", "min_new_tokens=4"]),
+        ({}, OF_TRL | {"do_sample": True}, []),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {"no_repeat_ngram_size": 3}, []),
+    ],
+)
+def test_what_the_sampler_alone_applies_is_named(
+    settings: dict[str, Any], of_model: dict[str, Any], named: list[str], tmp_path: Path
+) -> None:
+    found = deviations(config(tmp_path, **settings), GenerationConfig(**of_model))
+    assert sorted(part.partition(" (")[0] for part in found.split("), ") if part) == sorted(named)
 
 
 @pytest.mark.parametrize(("name", "value"), {"beta": 0.04, "epsilon": 0.3, "epsilon_high": 0.28}.items())

@@ -1,0 +1,64 @@
+"""TRL's tests of GRPOTrainer on TRL's class and on ours; the counts, and the tests that only ours fail.
+
+    python tests/backends/trl_suite/run.py TRL_CLONE [pytest arguments]
+
+The clone needs ``tests`` and ``scripts``; its tests need pytest-timeout, parameterized and jmespath. Models and data
+are random ones under the names that the tests use (``hub.py``). Exit code 1 if a test that TRL passes fails with one of
+our trainers, and not with a refusal.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TRAINERS = ("trl", "grpo", "gtpo", "gtpo_trl")
+REFUSALS = ("is not supported", "GTPO has no ", "GTPOTrainer does not support", "has no KL term", "add a router loss")
+
+
+def results(trainer: str, clone: Path, hub: Path, arguments: list[str]) -> dict[str, str]:
+    """Passed, skipped, refused or failed, by test; the tests run in the directory of the models."""
+    log = hub / f"{trainer}.jsonl"
+    log.unlink(missing_ok=True)
+    offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(HERE), str(ROOT), str(clone), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | offline | {"PYTHONPATH": path, "TRAINER": trainer, "LOG": str(log)}
+    environment["HF_DATASETS_CACHE"] = str(hub / "cache")
+    argv = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q", "--timeout", "120"]
+    argv += ["--rootdir", str(clone), "-o", "addopts=", "-W", "ignore", "-k", "not VLM"]
+    subprocess.run([*argv, str(clone / "tests" / "test_grpo_trainer.py"), *arguments], cwd=hub, env=environment)
+    found = {}
+    for line in log.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        kind, text = row["error"] or ("", "")
+        is_refusal = row["outcome"] == "failed" and (kind == "UsageError" or any(part in text for part in REFUSALS))
+        found[row["test"]] = "refused" if is_refusal else row["outcome"]
+    return found
+
+
+def main() -> int:
+    clone, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    hub = Path(tempfile.gettempdir()) / "gtpo-trl-suite"
+    hub.mkdir(exist_ok=True)
+    subprocess.run([sys.executable, str(HERE / "hub.py"), str(hub), str(clone)], cwd=hub, check=True)
+    each = {trainer: results(trainer, clone, hub, arguments) for trainer in TRAINERS}
+    passed = [test for test, outcome in each["trl"].items() if outcome == "passed"]
+    print(f"{len(passed)} tests pass with TRL's GRPOTrainer; of these:")
+    only_ours = False
+    for trainer in TRAINERS[1:]:
+        count = Counter(each[trainer].get(test, "not run") for test in passed)
+        print(f"  {trainer}: " + ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())))
+        for test in passed:
+            if each[trainer].get(test) not in ("passed", "refused", "skipped"):
+                only_ours = True
+                print(f"    {test}")
+    return int(only_ours)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
