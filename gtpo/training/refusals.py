@@ -1,5 +1,6 @@
 """What TRL's trainer accepts and the loss here would ignore: refused by name, before weights are loaded."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,11 +43,10 @@ _OF_THE_PAPER = {
     "repetition_penalty": 1.0,
 }
 # Settings of a sampler that change no probability, or that TRL sets by its own config.
-_NOT_OF_THE_SAMPLER = {
-    *("_from_model_config", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "stop_token_ids"),
-    *("stop_strings", "max_length", "max_new_tokens", "max_tokens", "max_time", "use_cache", "cache_implementation"),
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-}
+_NOT_OF_THE_SAMPLER = re.compile(
+    r"_.*|transformers_version|.*_token_ids?|stop_strings|max_(length|new_tokens|tokens|time)|(use_)?cache.*|"
+    r"temperature|top_[kp]|min_p|repetition_penalty"
+)
 
 
 def check_grpo_settings(args: Any) -> None:
@@ -91,7 +91,7 @@ def deviations(args: Any, generation_config: Any = None) -> str:
         sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value}
     sampler |= {"do_sample": True} | (args.generation_kwargs or {})
     for name, value in sampler.items():
-        if name not in _NOT_OF_THE_SAMPLER and (name, value) != ("do_sample", True):
+        if not _NOT_OF_THE_SAMPLER.fullmatch(name) and (name, value) != ("do_sample", True):
             found.append(f"{name}={value!r} (of the sampler alone: the loss scores without it)")
     return ", ".join(found)
 
