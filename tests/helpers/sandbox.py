@@ -54,7 +54,7 @@ EVALUATE = (
 import argparse, fcntl
 parser = argparse.ArgumentParser()
 for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir", "shard", "temperature"):
-    parser.add_argument("--" + name)
+    parser.add_argument("--" + name, default="last" if name == "checkpoint" else None)
 parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
 runs = [run for run in flags.runs if run != "base"]
