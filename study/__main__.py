@@ -16,16 +16,14 @@ Finished runs are skipped and interrupted ones resume: the same command continue
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.figures import draw_all
-from paper.matrix import Evaluation, Experiment, Matrix, evaluations_of, experiments_of, load_matrix, seeds_of_all
+from paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
 from paper.runner import slots_of
 from paper.slurm import run_missing
 from paper.states import table
@@ -34,7 +32,7 @@ from study.bench import Comparison, numbers_of, pick, read_experiments, settings
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
 from study.mechanism import measure, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
-from study.page import COMPARED, comparison_lines
+from study.page import COMPARED
 from study.page import write_page as write_pages
 
 Flags = argparse.Namespace
@@ -124,46 +122,29 @@ def claim(flags: Flags) -> list[str]:
         return []
     matrix, claims = load_matrix(), find_claims(flags.names)
     seeds = flags.seeds or seeds_of_all(matrix, "tiny")
-    experiments, evaluations = work_of(matrix, claims, seeds)
-    lines = partial(report, matrix, claims, seeds=seeds)
-    return _run(flags, matrix, [], "tiny", (experiments, evaluations), lines)
+    works = work_of(matrix, claims, seeds)
+    if flags.list:
+        print(table(matrix, [], "tiny", *works))
+        return []
+    results, failures = run_missing("tiny", *works, flags.jobs)
+    print(*report(matrix, claims, results, seeds), sep="\n")
+    return failures
 
 
 def scale(flags: Flags) -> list[str]:
-    """The runs of SmolLM2, of headroom or of collapse."""
-    matrix = load_matrix()
-    name = flags.command
+    """The runs of SmolLM2, of headroom or of collapse; `study page` compares them."""
+    matrix, name = load_matrix(), flags.command
     seeds = flags.seeds or seeds_of_all(matrix, name)
     experiments = experiments_of(matrix, [name], name, seeds, getattr(flags, "only", [""]))
     if name in COMPARED:
         experiments = [replace(run, argv=("-m", "study.train", *run.argv)) for run in experiments]
     evaluations = evaluations_of(matrix, [name], name, experiments)
-    return _run(
-        flags,
-        matrix,
-        [name],
-        name,
-        experiments,
-        evaluations,
-        lambda results: [*comparison_lines(matrix, name, results)],
-    )
-
-
-def _run(
-    flags: Flags,
-    matrix: Matrix,
-    figures: list[str],
-    scale: str,
-    works: tuple[list[Experiment], list[Evaluation]],
-    lines: Callable[..., Iterable[str]],
-) -> list[str]:
-    """Do what is missing, or list it; ``lines``: what the results say."""
     if flags.list:
-        print(table(matrix, figures, scale, *works))
+        print(table(matrix, [name], name, experiments, evaluations))
         return []
-    results, failures = run_missing(scale, *works, flags.jobs)
-    written, missing = draw_all(matrix, figures, scale, results)
-    print(*lines(results=results), *written, *missing, sep="\n")
+    results, failures = run_missing(name, experiments, evaluations, flags.jobs)
+    written, missing = draw_all(matrix, [name], name, results)
+    print(*written, *missing, sep="\n")
     return failures
 
 

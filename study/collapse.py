@@ -1,21 +1,15 @@
-"""When a run collapses (the rules of docs/log.md), the figure of survival, arms compared at the best rate of each."""
+"""When a run collapses (the rules of docs/log.md), arms compared at the best rate of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from textwrap import fill
 from types import MappingProxyType
 from typing import Any
 
-from pandas import DataFrame, Series
-
-from gtpo.reports.curves import COLORS, add_legend, grid, plot_ln2
-from paper.figures import WIDTH
-from paper.matrix import Matrix, groups_of
 from paper.results import Results
 from study.bench import numbers_of, read_experiments
 from study.comparison import Row, add_holm, best_of, pair_of, rate_rows
-from study.measures import SeedRuns, fall, highest, late, quarters, trailing
+from study.measures import SeedRuns, fall, highest, late, quarters
 
 LEARNS = 5.0  # points above the base, in a trailing mean
 ACCURACY, FORMATTING = 20.0, 10.0  # points from the highest trailing mean to the last quarter: lost
@@ -148,51 +142,3 @@ def comparison(
     add_holm([rows[label] for label in family.primary])
     lost = {"is_lost": pair.lost(family.rule.is_lost), "falls": pair.lost(family.rule.falls)}
     return found | {"seeds": len(pair.seeds), "mixed": mixed, "rows": rows, "lost": lost}
-
-
-def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
-    """A column per optimizer and base: share of seeds that have not lost ``ACCURACY`` points, and the entropy."""
-    columns: dict[str, dict[str, tuple[str, str]]] = {}  # title -> legend -> scale and run
-    for scale in found:
-        for title, runs in groups_of(matrix, scale, scale).items():
-            stored = {legend: (scale, run) for legend, run in runs.items() if found[scale].seeds(run)}
-            if stored and title.startswith("Adam"):
-                columns.setdefault(title, {}).update(stored)
-    rates = sorted({legend.split()[-1] for curves in columns.values() for legend in curves}, key=float)
-    drawing, axes = grid(2, len(columns), width=WIDTH / 3, height=2.4)
-    for (title, curves), (top, bottom) in zip(columns.items(), axes.T, strict=True):
-        count = {legend: len(found[scale].seeds(run)) for legend, (scale, run) in curves.items()}
-        for legend, (scale, run) in curves.items():
-            color, line = COLORS[rates.index(legend.split()[-1])], "-" if "GRPO" in legend else "--"
-            style: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 2.2 if count[legend] >= 10 else 1}
-            share = survival(found[scale], run, matrix[scale]["window"])
-            means = found[scale].smoothed(run, "entropy", matrix[scale]["window"]).mean(axis=1)
-            top.step(share.index, share, where="post", label=legend.replace(" ", ", "), **style)
-            bottom.plot(means.index, means, **style)
-        plot_ln2(bottom)
-        top.set(ylim=(-2, 102), title=title)
-        seeds = {rate: [str(count.get(f"{method} {rate}", 0)) for method in ("GRPO", "GTPO")] for rate in rates}
-        of_rates = ", ".join(
-            f"{rate}\N{NO-BREAK SPACE}{'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"]
-        )
-        bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 46), fontsize=8)
-    axes[0, 0].set_ylabel("seeds not lost (%)")
-    axes[1, 0].set_ylabel("mean entropy ⟨H⟩ (nats)")
-    add_legend(drawing, f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean; thin: below ten seeds")
-    return drawing
-
-
-def survival(results: Results, run: str, window: int) -> Series:
-    """By step, the percentage of seeds whose trailing accuracy has never been ``ACCURACY`` below its highest before."""
-    curves = {seed: results.curve(run, seed, "accuracy") for seed in results.seeds(run)}
-    lost = {seed: lost_step(curve, window) for seed, curve in curves.items()}
-    steps = sorted({step for curve in curves.values() for step in curve.index})
-    alive = DataFrame({seed: [step is None or at < step for at in steps] for seed, step in lost.items()}, index=steps)
-    return 100 * alive.mean(axis=1)
-
-
-def lost_step(values: Series, window: int) -> int | None:
-    """The first step at which the trailing mean is ``ACCURACY`` points below its highest before."""
-    means = trailing(values, window)
-    lost = means.cummax() - means >= ACCURACY
-    return int(lost.idxmax()) if lost.any() else None

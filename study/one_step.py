@@ -24,9 +24,9 @@ from gtpo.grading.user_functions import load_rewards
 from gtpo.models.load import build_policy
 from gtpo.prompts import PromptFormat
 from gtpo.training.initial_entropy import padded_batch
-from gtpo.training.record import tag_span
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
+from study.tags import tag_span
 
 OTHERS = 64  # prompts whose solutions are scored
 TARGETS = ("tags", "answer", "solution", "own tags")  # of reference solutions, and of the policy's own completions

@@ -7,7 +7,7 @@ Every number comes from results/, the condensed runs; the templates have the tex
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from paper.matrix import (
 from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
 from study.bench import Comparison, read_experiments
 from study.claims import read_claims
-from study.collapse import ADMISSION, admission, comparison, draw_survival, families
+from study.collapse import ADMISSION, admission, comparison, families
 from study.compare import works_of
 from study.compare import write_page as write_comparison_page
 from study.measures import STATISTICS, largest_loss, rounded
@@ -182,21 +182,6 @@ def page_of(summary: Mapping[str, Any], template: str) -> str:
     return render(template, {**summary, "by_name": by_name, "decided": DECIDED})
 
 
-def comparison_lines(matrix: Matrix, scale: str, results: Results) -> Iterator[str]:
-    """For the terminal: which rates the rule admits, and GTPO minus GRPO of each family of a scale."""
-    for family in (family for family in families().values() if family.scale == scale):
-        for name, row in admission(results, matrix[scale]["window"], family).items():
-            counts = f"{row['learns']} of {len(row['seeds'])} learn, {row['lost']} are lost"
-            yield f"{name}: {counts}{': ADMITTED' if row['admitted'] else ''}"
-        found = comparison(results, matrix[scale]["window"], family)
-        for name, row in found["rows"].items():
-            if row["half_width"] is not None:
-                yield (
-                    f"{' - '.join(reversed(found['arms']))}, {name}: {row['mean']:+.2f} ± {row['half_width']:.2f} "
-                    f"({row['seeds']} seeds, exact p {row['p']:.3f}, Holm {row.get('holm', '-')})"
-                )
-
-
 # Files
 
 
@@ -234,9 +219,6 @@ def write_page(matrix: Matrix) -> list[Path]:
             figure = draw(matrix, scale, scale, found[scale])
             written.append(directory / f"{scale}.png")
             write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
-    if compared := {scale: found[scale] for scale in COMPARED if found[scale].runs}:
-        written.append(PLACES["collapse"] / "survival.png")
-        write_atomically(written[-1], partial(draw_survival(matrix, compared).savefig, dpi=100, format="png"))
     summary = summarize(matrix, found, write_mechanism(), read_origins())
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():

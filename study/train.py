@@ -1,4 +1,4 @@
-"""train_grpo.py or train_gtpo.py with the KL to the untrained policy as metric ``kl``, every 20 steps.
+"""train_grpo.py or train_gtpo.py with ``kl`` to the untrained policy every 20 steps, and ln pi of the tags.
 
     python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
     python -m study.train train_grpo.py --model tiny --dataset arithmetic --G 8 --sampler_bits 4
@@ -9,15 +9,17 @@ policy, as vLLM is not, has weights of fewer bits or another temperature; ``samp
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtpo.arguments import DataArguments, FormatArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
+from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 STEPS = 20  # from one measurement to the next
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)
@@ -55,8 +57,8 @@ def measures(trainer: Any, batch: dict[str, Any], **sampler: Any) -> dict[str, f
     return {"kl": float(kl), "sampler_gap": float((of_sampler - logps).abs().sum() / tokens)}
 
 
-def with_measures(trainer: Any, **sampler: Any) -> Any:
-    """A trainer with this sampler, which logs :func:`measures`."""
+def with_measures(trainer: Any, tags: Sequence[str], **sampler: Any) -> Any:
+    """A trainer with this sampler, which logs :func:`measures`, and ln pi of each tag."""
 
     class Measured(trainer):
         def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
@@ -68,7 +70,14 @@ def with_measures(trainer: Any, **sampler: Any) -> Any:
             if self.state.global_step % STEPS == 0:
                 for name, value in measures(self, batch, **sampler).items():
                     self._metrics["train"][name].append(value)
+            batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
             return batch
+
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> Any:
+            loss, measured = super().objective(logps, token_entropy, inputs)
+            found = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps.detach())
+            of_tags = dict(zip(TAG_METRICS, found, strict=True))
+            return loss, measured._replace(metrics={**(measured.metrics or {}), **of_tags})
 
     return Measured
 
@@ -99,7 +108,7 @@ def main() -> None:
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
     kind, options = (GTPOTrainer, {"gtpo": settings.gtpo}) if method == "gtpo" else (GRPOTrainer, {})
-    kind = with_measures(kind, bits=own.sampler_bits, temperature=own.sampler_temperature)
+    kind = with_measures(kind, settings.prompt.format_tags, bits=own.sampler_bits, temperature=own.sampler_temperature)
     options |= {"processing_class": tokenizer, "train_dataset": rows}
     run(kind(policy, rewards, settings.trainer, **options), settings, checkpoint)
 

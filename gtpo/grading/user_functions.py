@@ -32,9 +32,7 @@ OF_RUNS = {  # a function that logs under these names would change what the run 
         *("messages", "gold_answer", "cut_off"),
     },
 }
-OF_RUNS_BEGIN = (
-    *("eval_", "train_", "rewards/", "completions/", "conflict_", "sampler_", "sampling/", "tag_logps/", "clip_ratio/"),
-)
+OF_RUNS_BEGIN = (*("eval_", "train_", "rewards/", "completions/", "conflict_", "sampler_", "sampling/", "clip_ratio/"),)
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
 
 

@@ -57,7 +57,6 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     run = RunDirectory(settings.output_dir)
     check_embeddings(trainer.model)  # SFT too
-    trainer.tags = settings.prompt.format_tags
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl

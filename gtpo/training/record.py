@@ -2,11 +2,9 @@
 
 import copy
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts, push_metrics
 
-TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
 # State that a training step changes, besides the policy.
@@ -67,8 +64,6 @@ def record_rollouts(
     trainer._push = Push(ids, valid, spans, advantages, group_size, {}) if found["conflict_tokens"] else None
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
-    own = batch["completion_ids"], batch["completion_mask"]
-    batch["tag_spans"] = tag_spans(trainer._tokenizer, *own, trainer.tags)
     rows = len(batch["completion_ids"])
     first = trainer.accelerator.process_index * rows
     batch["row"] = torch.arange(first, first + rows, device=ids.device)  # follows TRL's shuffle
@@ -104,9 +99,6 @@ def record_loss(
     for name in TOKEN_MEANS & metrics.keys():  # weight each process and micro-batch by its tokens
         share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
         metrics[name] = metrics[name] * share * parts
-    if "tag_spans" in inputs:
-        of_tags = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps)
-        metrics |= dict(zip(TAG_METRICS, of_tags, strict=True))
     finite = {"the loss": loss.detach().isfinite(), "the entropy": entropy.isfinite().all()}
     rows = [inputs["row"], entropy, keep, weights / parts]
     saved = inputs | {"logps": logps, "token_entropy": token_entropy}
@@ -152,7 +144,7 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
     for name, column in zip(unread[0].metrics, np.moveaxis(values[..., len(flags) :], 2, 0), strict=True):
         reduce = OVER_PROCESSES.get(name, np.mean)
         for by_process in column.T:
-            measured = by_process[~np.isnan(by_process)] if name in TAG_METRICS else by_process
+            measured = by_process[~np.isnan(by_process)]  # NaN: not measured there
             if len(measured):
                 trainer._metrics[mode][name].append(float(reduce(measured)))
 
@@ -204,43 +196,6 @@ def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
 def gold_answer(row: dict[str, Any]) -> str | None:
     """The answer in the data; None where it has none."""
     return None if row.get("answer") is None else str(row["answer"])
-
-
-def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -> Tensor:
-    """The tokens [first, last + 1) of each tag's first occurrence; [0, 0) without one. (B, T) -> (B, tags, 2)
-
-    ``tags`` are of ASCII characters; tokens are counted without padding.
-    """
-    rows = []
-    for tokens, mask in zip(ids.tolist(), valid.tolist(), strict=True):
-        pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
-        rows.append([tag_span(pieces, tag) or (0, 0) for tag in tags])
-    return torch.tensor(rows, device=ids.device)
-
-
-def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
-    """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
-
-    ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
-    """
-    places = (valid.cumsum(1) - 1).masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
-    inside = (places >= spans[..., :1]) & (places < spans[..., 1:])  # (B, 4, T)
-    sums = torch.where(inside, logps[:, None], 0.0).sum(-1)
-    return sums.masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)
-
-
-def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
-    """The tokens [first, last + 1) that the first occurrence of a tag touches; None without one.
-
-    A piece is None where the model's vocabulary is larger than the tokenizer's.
-    """
-    texts = [piece or "" for piece in pieces]
-    start = "".join(texts).find(tag)
-    if start < 0:
-        return None
-    end = start + len(tag)
-    ends = list(accumulate(map(len, texts)))
-    return bisect_right(ends, start), bisect_left(ends, end) + 1
 
 
 def inspect_group(trainer: Any, row: int) -> Group:

@@ -42,7 +42,6 @@ from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
-from gtpo.prompts import TAGS
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training import record
 from gtpo.training.callbacks import check_rewards, non_finite_error, raise_failed_reward
@@ -91,7 +90,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     _push: Push | None = None  # rollouts whose conflict push is not measured yet
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
-    tags = TAGS  # of the metrics tag_logps
     logps_and_entropy = staticmethod(linear_logps_and_entropy)  # plain_logps_and_entropy is its readable twin
 
     check_settings = staticmethod(check_grpo_settings)

@@ -1,11 +1,11 @@
-"""The rules of a collapse, survival and the comparison at the best rates, by hand."""
+"""The rules of a collapse and the comparison at the best rates, by hand."""
 
 from typing import Any
 
 import pytest
 from helpers.results import results_of
 
-from study.collapse import admission, comparison, families, survival
+from study.collapse import admission, comparison, families
 from study.length_reward import longer
 from study.measures import SeedRuns
 
@@ -50,12 +50,6 @@ def test_half_of_the_gain_is_lost_from_the_base_that_guesses() -> None:
     rising = [0.4, 0.4, 0.4, 0.5]
     found = results_of({"a": {1: run([40, 73.6, 60, 53.5], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
     assert [GUESSED.rule.is_lost(SeedRuns(found, seed, 50), "a") for seed in (1, 2)] == [True, False]
-
-
-def test_survival_by_hand() -> None:
-    """The first loses 20 points at step 3 and has lost them where it recovers; the second loses 19."""
-    seeds = {1: run([50, 70, 50, 80], FLAT, LOW, 1), 2: run([50, 70, 51, 80], FLAT, LOW, 1)}
-    assert survival(results_of({"a": seeds}), "a", 1).to_dict() == {1: 100.0, 2: 100.0, 3: 50.0, 4: 50.0}
 
 
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer, settings_of
+from helpers.canned import GROUP, canned_group, make_trainer
 from transformers import AutoTokenizer
 
 from gtpo.prompts import TAGS
-from gtpo.training.loop import attach_callbacks
-from gtpo.training.record import tag_logps, tag_span, tag_spans
+from study.tags import TAG_METRICS, tag_logps, tag_span, tag_spans
+from study.train import with_measures
 
 
 def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:
@@ -38,13 +38,17 @@ def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completi
     assert math.isnan(tag_logps(tag_spans(tokenizer, ids, valid, ["<x>"]), valid, logps).item())
 
 
-def test_the_tags_of_a_run_are_those_that_are_measured(tiny: Path, tmp_path: Path) -> None:
+def test_the_metrics_of_a_step(tiny: Path, tmp_path: Path) -> None:
+    """Each tag is the first token of every completion; a tag that no completion has is not logged."""
     trainer = make_trainer("grpo", tiny, tmp_path)
-    settings, first = settings_of(trainer), trainer._tokenizer.convert_ids_to_tokens(canned_group(0)[0][:1])
-    settings.prompt.tags = " ".join(first * 4)
-    attach_callbacks(trainer, settings)
+    first, *_ = trainer._tokenizer.convert_ids_to_tokens(canned_group(0)[0][:1])
+    trainer.__class__ = with_measures(type(trainer), (first, "<x>", first, first))
     batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    assert batch["tag_spans"][0].tolist() == [[0, 1]] * 4
+    assert batch["tag_spans"][0].tolist() == [[0, 1], [0, 0], [0, 1], [0, 1]]
+    logps = torch.full(batch["completion_mask"].shape, -2.0)
+    _, measured = trainer.objective(logps, torch.zeros_like(logps), batch)
+    found = {name: float(value) for name, value in measured.metrics.items() if name in TAG_METRICS}
+    assert found[TAG_METRICS[0]] == -2.0 and math.isnan(found[TAG_METRICS[1]])
 
 
 def _span(tokenizer, row: list[int], tag: str) -> list[int] | None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,49 @@
+"""ln pi of the tags in sampled completions: a metric of the study's runs (docs/log.md, the premise of Section 4.1)."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
+
+
+def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -> Tensor:
+    """The tokens [first, last + 1) of each tag's first occurrence; [0, 0) without one. (B, T) -> (B, tags, 2)
+
+    ``tags`` are of ASCII characters; tokens are counted without padding.
+    """
+    rows = []
+    for tokens, mask in zip(ids.tolist(), valid.tolist(), strict=True):
+        pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
+        rows.append([tag_span(pieces, tag) or (0, 0) for tag in tags])
+    return torch.tensor(rows, device=ids.device)
+
+
+def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
+    """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
+
+    ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
+    """
+    places = (valid.cumsum(1) - 1).masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
+    inside = (places >= spans[..., :1]) & (places < spans[..., 1:])  # (B, 4, T)
+    sums = torch.where(inside, logps[:, None], 0.0).sum(-1)
+    return sums.masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)
+
+
+def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
+    """The tokens [first, last + 1) that the first occurrence of a tag touches; None without one.
+
+    A piece is None where the model's vocabulary is larger than the tokenizer's.
+    """
+    texts = [piece or "" for piece in pieces]
+    start = "".join(texts).find(tag)
+    if start < 0:
+        return None
+    end = start + len(tag)
+    ends = list(accumulate(map(len, texts)))
+    return bisect_right(ends, start), bisect_left(ends, end) + 1
