@@ -14,6 +14,7 @@ Completions are stored while they are sampled: the same command resumes an inter
 from pathlib import Path
 
 from gtpo.cli.parse import parse_evaluation
+from gtpo.errors import printable
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.runs.script import run_script
 
@@ -25,16 +26,15 @@ def main() -> None:
     from gtpo.evaluation import compare, jobs, scores, table
 
     if flags.compare:
-        benchmarks = jobs.select_benchmarks(flags) if flags.benchmarks else ()
-        sides = compare.find_sides(flags.compare, flags.output_dir, benchmarks)
-        print(compare.format_comparisons(compare.compare_sides(sides)))
-        return
+        sides = compare.find_sides(flags.compare, flags.output_dir, flags.benchmarks and jobs.select_benchmarks(flags))
+        return print(compare.format_comparisons(compare.compare_sides(sides)))
     if flags.regrade and not (flags.runs or flags.model):
         found = jobs.find_stored_jobs(flags, given)
     else:
-        found, sampling, load = jobs.plan_evaluation(flags)
-        for job in [] if flags.regrade else found:
-            jobs.run_job(job, sampling, load, flags.overwrite, flags.shard)
+        plan = jobs.plan_evaluation(flags)
+        found = plan.jobs
+        if not flags.regrade:
+            plan.run(flags.overwrite, flags.shard)
     if flags.shard:
         print(f"Shard {flags.shard} is stored; the same command without --shard merges the shards and grades them.")
         return
@@ -43,7 +43,7 @@ def main() -> None:
     print(f"\n{table.format_table(entries)}\n")
     if len({entry.label for entry in entries}) > 1 and not flags.regrade:
         print(f"{compare.format_comparisons(compare.compare_sides(compare.group_seeds(entries)))}\n")
-    print(f"Scores, settings and per-problem results: {results}")
+    print(f"Scores, settings and per-problem results: {printable(str(results))}")
 
 
 if __name__ == "__main__":

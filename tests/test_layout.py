@@ -133,7 +133,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(6_900, 12.10),
     "data": Limit(10_450, 11.00),
-    "evaluation": Limit(14_900, 11.94),
+    "evaluation": Limit(15_600, 11.80),
     "forward": Limit(12_400, 11.05),
     "grading": Limit(12_700, 10.69),
     "models": Limit(7_950, 9.95),
@@ -142,11 +142,11 @@ LIMITS = {
     "training": Limit(19_400, 11.00),
     "": Limit(3_900, 9.35),  # the ground
 }
-PACKAGE_LIMIT = Limit(100_000, 11.05)
+PACKAGE_LIMIT = Limit(100_700, 10.95)
 PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(20_600, 12.90)
 BENCHMARKS = Limit(28_000, 12.24)
-TESTS = Limit(207_000, 11.40)
+TESTS = Limit(211_000, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION, LONGEST_TENSOR_FUNCTION = 45, 60  # lines
 TENSOR_CODE = {

@@ -115,7 +115,8 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
         "add_generation_prompt": False,
         **options,
     }
-    request = json.dumps([tokenizer.get_chat_template(), variables], default=str).encode()
+    plain = {name: value for name, value in variables.items() if not callable(value)}  # strftime_now is a function
+    request = json.dumps([tokenizer.get_chat_template(), plain], default=str).encode()
     reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
     fault = json.loads(reply) if reply else f"it takes more than {TEMPLATE_SECONDS:g} seconds"
     if fault:

@@ -24,7 +24,10 @@ from gtpo.runs.directory import label_of, run_label
 logger = logging.getLogger(__name__)
 
 SAMPLING = ("problems", "k", "temperature", "problems_hash", "top_p", "max_new_tokens")  # alike in a figure
-_HOW = ("temperature", "top_p", "max_new_tokens", "load_in_4bit", "system_prompt", "tags")  # settings that may differ
+_HOW = (  # settings that may differ
+    *("temperature", "top_p", "max_new_tokens", "load_in_4bit"),
+    *("system_prompt", "tags", "chat_template", "chat_template_kwargs"),
+)
 _Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
 
@@ -99,7 +102,9 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     paths = [directory / "results.json"] if (directory / "results.json").is_file() else own
     paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
-        raise UsageError(f"--compare {directory} has no scores: name outputs/evaluation/RUN, or an evaluated run.")
+        below = sorted(str(path.parent) for path in directory.rglob("results.json"))
+        others = " or ".join(below) or "outputs/evaluation/RUN, or an evaluated run"
+        raise UsageError(f"--compare {directory} has no scores: name {others}.")
     return [entry for path in paths for entry in read_entries(path)]
 
 

@@ -5,9 +5,11 @@ import inspect
 import logging
 import math
 import shlex
+import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import check_source, short_name_of
-from gtpo.errors import RunError, UsageError, printable
+from gtpo.errors import RunError, UsageError, command_again, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
@@ -111,8 +113,35 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     return grade
 
 
-def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
-    """Every target on every benchmark, how completions are sampled, and what loads the model, once."""
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Every target on every benchmark, and what samples their completions."""
+
+    jobs: list[Job]
+    sampling: Sampling
+    model: str  # Hub id or path of the base model
+    backend: str  # vllm or transformers
+    lora_rank: int | None  # the largest of the adapters; None without adapters
+    gpu_memory_utilization: float  # share of GPU memory for vLLM, 0 to 1
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The loaded model, for all jobs."""
+        prompt = self.jobs[0].prompt
+        if self.backend == "transformers":
+            return sampling.TransformersSampler(self.model, self.sampling, prompt)
+        share = self.gpu_memory_utilization
+        return sampling.VLLMSampler(self.model, self.sampling, self.lora_rank, share, prompt)
+
+    def run(self, overwrite: bool = False, shard: str | None = None) -> None:
+        """Sample what is missing, as :func:`run_job`; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
+        stop_on_signals()
+        for job in self.jobs:
+            run_job(job, self.sampling, lambda: self.sampler, overwrite, shard)
+
+
+def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
+    """The plan of a command line; UsageError if its completion files are of something else."""
     sources = select_benchmarks(flags)
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
@@ -124,38 +153,37 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     }
     how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
-    base = targets.check_base(model, evaluated)
-    made_with = provenance()
+    base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
+    made_with = provenance() | {storage.BEGUN: datetime.now().isoformat(timespec="seconds")}
     jobs = []
     for target, prompt in zip(evaluated, prompts, strict=True):
-        adapter = fingerprint(target.adapter) if target.adapter else None
+        adapter = str(target.adapter) if target.adapter else None
+        settings = base | {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
+        directory = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated))
         for name, asked in problems.items():
-            settings = {
-                "benchmark": name,
-                "problems": len(asked.rows),
-                "problems_hash": storage.problems_hash(asked.rows),
-                "model": base,
-                "adapter": adapter,
-                "backend": backend,
-                **asdict(how),
-                **asdict(prompt),
-            }
             data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
             data["grader"] = asked.graded_by
-            path = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated)) / f"{name}.jsonl"
-            if not flags.overwrite:
-                storage.check_settings(path, settings, asked.rows)
-            origin = Origin(model, str(target.adapter) if target.adapter else None, target.checkpoint, made_with, data)
-            jobs.append(Job(path, asked, Head(settings, origin)))
+            origin = Origin(model, adapter, target.checkpoint, made_with, data)
+            jobs.append(Job(directory / f"{name}.jsonl", asked, Head(_asked(name, asked) | settings, origin)))
+    _check_files(jobs, flags.overwrite)
+    return EvaluationPlan(jobs, how, model, backend, targets.max_lora_rank(evaluated), flags.gpu_memory_utilization)
 
-    @cache
-    def load() -> Sampler:
-        if backend == "transformers":
-            return sampling.TransformersSampler(model, how, prompts[0])
-        rank = targets.max_lora_rank(evaluated)
-        return sampling.VLLMSampler(model, how, rank, flags.gpu_memory_utilization, prompts[0])
 
-    return jobs, how, load
+def _asked(name: str, problems: Problems) -> dict[str, Any]:
+    """The settings of a completion file that say what is asked."""
+    rows = problems.rows
+    return {"benchmark": name, "problems": len(rows), "problems_hash": storage.problems_hash(rows)}
+
+
+def _check_files(jobs: Sequence[Job], overwrite: bool) -> None:
+    """Refuse jobs that share a completion file, and files of other settings."""
+    paths = [job.path for job in jobs]
+    for job in jobs:
+        if paths.count(job.path) > 1:
+            label = job.path.parent.name
+            raise UsageError(f"a run is called {label}, like the row of its base model: rename its directory.")
+        if not overwrite:
+            storage.check_settings(job.path, job.head.settings, job.problems.rows)
 
 
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
@@ -191,6 +219,18 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     return jobs
 
 
+def stop_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end an evaluation as Ctrl-C does; SIGHUP stays ignored where it is, as under nohup."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: Any) -> None:
+    logger.warning("\nstopped by %s; continue with: %s", signal.Signals(number).name, command_again())
+    raise SystemExit(128 + number)
+
+
 def run_job(
     job: Job, how: Sampling, load: Callable[[], Sampler], overwrite: bool = False, shard: str | None = None
 ) -> None:
@@ -203,7 +243,8 @@ def run_job(
     keys = storage.keys_of(job.problems.rows, how.k)
     path = storage.shard_path(job.path, shard) if shard else job.path
     shards = storage.shard_paths(job.path)
-    with storage.open_completions(path, job.head, problems, overwrite) as file:
+    head = job.head if overwrite else storage.as_begun(job.head, [path, job.path, *shards])
+    with storage.open_completions(path, head, problems, overwrite) as file:
         if overwrite:
             storage.scores_path(job.path).unlink(missing_ok=True)
         for other in [] if shard else shards:
@@ -211,10 +252,12 @@ def run_job(
         others = [job.path, *shards] if shard else []
         done = file.done.union(*(storage.stored_keys(other, job.head.settings, problems) for other in others))
         if done >= keys:
+            file.append([])
             return
         sampler = load()
         tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, job.prompt)
-        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer)
+        begun = head.origin.environment.get(storage.BEGUN)
+        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer, begun)
         prompts = [job.prompt.format.to_messages(problem.question) for problem in problems]
         scored = ("format",) if job.problems.grader else ("format", "accuracy")
         check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], job.prompt, scored)

@@ -9,6 +9,7 @@ files of the same kind next to it.
 import glob
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
@@ -24,9 +25,12 @@ from gtpo.evaluation.records import Head, Problem
 from gtpo.files import fingerprint, open_own
 from gtpo.prompts import to_messages
 
+logger = logging.getLogger(__name__)
+
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
 COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
+BEGUN = "begun"  # key of an origin's environment: when an evaluation began, in local time
 _SETTINGS = b'{"settings": '  # how a line of settings begins
 
 
@@ -71,10 +75,11 @@ class CompletionFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write completions, which are kept if the process is killed."""
-        head = [] if self.has_head or not rows else [self.head.write()]
+        has_something = bool(rows or self.done)
+        head = [self.head.write()] if has_something and not self.has_head else []
         self.file.write(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
         self.file.flush()
-        self.has_head |= bool(rows)
+        self.has_head |= has_something
         self.done.update((row["id"], row["sample"]) for row in rows)
 
     def merge(self, path: Path, overwrite: bool = False) -> None:
@@ -94,17 +99,38 @@ def open_completions(
     """Open a completion file for appending, by one process; ``overwrite`` discards what is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock", timeout=0)
-    lock.acquire()
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(f"{path} is in use by another evaluation: wait for it, or set --output_dir.") from error
     try:
         with open_own(path, "ab") as file:
             done = set() if overwrite else stored_keys(path, head.settings, problems)
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
-            has_head = bool(done) and read_head(path).settings == head.settings
+            has_head = bool(done) and _is_same(read_head(path), head)
             yield CompletionFile(file, head, problems, done, has_head)
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
         lock.release()
+
+
+def _is_same(stored: Head, head: Head) -> bool:
+    """Whether a file has the settings and the data of an evaluation; its data may only give other gold answers."""
+    before, now = stored.origin.data.get("source"), head.origin.data.get("source")
+    if before != now:
+        logger.warning("completions of the problems of %s are graded by the answers of %s", before, now)
+    return stored.settings == head.settings and stored.origin.data == head.origin.data
+
+
+def as_begun(head: Head, paths: Iterable[Path]) -> Head:
+    """The head with the time at which stored completions were begun: a chat template may write it into the prompt."""
+    for path in filter(has_completions, paths):
+        begun = read_head(path).origin.environment.get(BEGUN)
+        if begun:
+            environment = head.origin.environment | {BEGUN: begun}
+            return replace(head, origin=replace(head.origin, environment=environment))
+    return head
 
 
 def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[Key]:

@@ -21,7 +21,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. An error is printed as one line; ``--debug`` shows the traceback instead.
 
     Exit codes: 2 for invalid input, and for other errors before the training; 1 for a run that had to stop; 130, 143,
-    129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
+    129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141, without a word, if the output pipe is closed, as by
+    ``| head``.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
@@ -35,7 +36,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
-        _exit("the output pipe was closed", 141)
+        sys.exit(141)
     except Exception as error:
         if debug:
             raise

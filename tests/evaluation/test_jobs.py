@@ -1,6 +1,8 @@
 """Jobs: which benchmarks, planned from the flags or found as stored completions."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_evaluation, select_benchmarks
+from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.files import fingerprint
@@ -31,7 +33,7 @@ def select(*names: str, **flags: Any) -> dict[str, str]:
     ("source", "name"),
     [
         *(("data/my.test.csv", "my.test"), ("mine.PARQUET", "mine"), ("gsm8k.csv", "gsm8k.csv"), ("gsm8k", "gsm8k")),
-        *(("data/aime24.jsonl", "aime24.jsonl"), ("owner/aime26", "aime26"), ("openai/gsm8k", "openai-gsm8k")),
+        *(("data/aime24.jsonl", "aime24.jsonl"), ("owner/aime99", "aime99"), ("openai/gsm8k", "openai-gsm8k")),
     ],
 )
 def test_benchmarks_are_selected_once_and_the_name_of_yours_is_none_of_ours(source: str, name: str) -> None:
@@ -62,8 +64,9 @@ def test_a_job_for_every_target_and_benchmark(
         output_dir=str(tmp_path),
     )
     monkeypatch.setattr("gtpo.evaluation.targets.choose_prompts", lambda *_: [PromptArguments(), THINK])
-    jobs, how, _ = plan_evaluation(flags)
-    assert how == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
+    plan = plan_evaluation(flags)
+    jobs = plan.jobs
+    assert plan.sampling == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     labels, names = ("older@best", f"base-{tiny.name}"), ("arithmetic", "arithmetic_hard")
     assert [job.path for job in jobs] == [tmp_path / label / f"{name}.jsonl" for label in labels for name in names]
     assert jobs[0].problems == Problems(ROWS[:3])
@@ -87,6 +90,36 @@ def test_a_job_for_every_target_and_benchmark(
     assert origin.environment["packages"]["transformers"]
 
 
+def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:
+    """Both would be stored in base-NAME/, and --overwrite would show the run's scores twice."""
+    name = f"base-{tiny.name}"
+    (outputs / "older").rename(outputs / name)
+    for overwrite in (True, False):
+        flags = EvaluationArguments(["arithmetic"], runs=["base", f"outputs/{name}"], overwrite=overwrite)
+        with pytest.raises(UsageError, match=f"a run is called {name}, like the row of its base model"):
+            plan_evaluation(flags)
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])
+def test_a_signal_says_how_to_continue(
+    number: int, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--k", "8"])
+    before = [signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_DFL)]
+    try:
+        stop_on_signals()
+        with pytest.raises(SystemExit) as stopped:
+            os.kill(os.getpid(), number)
+        assert stopped.value.code == 128 + number
+        assert caplog.messages == [f"\nstopped by {name}; continue with: python evaluate.py --k 8"]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        stop_on_signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+
+
 def test_vllm_gets_its_flags_and_has_no_batch_size(
     outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +127,10 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     monkeypatch.setattr(sampling, "choose_sampler", lambda *_: "vllm")
     monkeypatch.setattr(sampling, "VLLMSampler", lambda *arguments: started.append(arguments) or object())
     flags = EvaluationArguments(["arithmetic"], runs=["outputs/older"], gpu_memory_utilization=0.5)
-    [job], how, load = plan_evaluation(flags)
-    assert how.batch_size is None and job.head.settings["batch_size"] is None
-    assert load() is load()
-    assert started == [(str(tiny), how, 4, 0.5, PromptArguments())]
+    plan = plan_evaluation(flags)
+    assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
+    assert plan.sampler is plan.sampler
+    assert started == [(str(tiny), plan.sampling, 4, 0.5, PromptArguments())]
 
 
 def test_stored_jobs_are_those_of_the_benchmarks(

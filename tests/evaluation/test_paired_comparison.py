@@ -134,6 +134,10 @@ def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytes
     by_user = replace(by_user, settings=a.settings | {"temperature": 0.5}, graded_by={"grader": "math_verify"})
     assert list(compared(a, by_user)) == ["pass@1", "pass@2", "maj@2"]  # none of them lenient
     assert "--temperature" in caplog.text and "math_verify" in caplog.text
+    caplog.clear()
+    templates = {"chat_template": "{{ 1 }}", "chat_template_kwargs": {"enable_thinking": False}}
+    compared(a, replace(b, settings=a.settings | templates))
+    assert [message.rpartition("--")[2] for message in caplog.messages] == [*templates]
 
 
 # Directories
@@ -165,6 +169,12 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
     with pytest.raises(UsageError, match="nothing"):
         find_sides(["nothing"], "outputs/evaluation")
+    for name in ("greedy", "sampled"):  # as make demo leaves them
+        write(Path("outputs/demo/evaluation") / name, a, b)
+        (Path("outputs/demo/evaluation") / name / "results.json").write_text("{}")
+    named = "has no scores: name outputs/demo/evaluation/greedy or outputs/demo/evaluation/sampled"
+    with pytest.raises(UsageError, match=named):
+        find_sides(["outputs/demo/evaluation"], "outputs/evaluation")
 
 
 def test_scores_of_an_adapter_that_was_trained_again_are_named(

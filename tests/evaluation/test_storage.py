@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import Timeout
 from helpers.results import files_up_to
 from helpers.scripts import ROOT
+from transformers import AutoTokenizer
 
 import evaluate
 from gtpo.arguments import ModelArguments, PromptArguments
@@ -22,6 +21,7 @@ from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.records import Head, Origin, Problems, read_entries
 from gtpo.evaluation.sampling import Request, Sampling
 from gtpo.evaluation.storage import (
+    BEGUN,
     Key,
     check_settings,
     find_completion_files,
@@ -32,6 +32,7 @@ from gtpo.evaluation.storage import (
     scores_path,
     shard_path,
 )
+from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy
 
 ROWS = load_benchmark("arithmetic")[:7]
@@ -43,12 +44,8 @@ HEAD = Head(SETTINGS, ORIGIN)
 class Canned:
     """A sampler that answers with the id of the request, two at a time."""
 
-    context_length = 100
-    tokenizer = SimpleNamespace(
-        apply_chat_template=lambda messages, tokenize=True, **_: [1, 2, 3] if tokenize else "",
-        encode=lambda text, **_: [],
-        added_tokens_decoder={},
-    )
+    context_length = 1000
+    tokenizer = AutoTokenizer.from_pretrained(TINY_BASE)
 
     def sample(
         self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: Callable[[int], object]
@@ -86,6 +83,57 @@ def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_
         path.write_bytes(content[:cut])
         assert cut != -1 or read_completions(path)[1] == rows[:-1]  # without a partly written line
         assert fill(path) == content
+
+
+def test_the_clock_of_a_template_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file, in its shards, and where it is continued with more samples; an older file names no time."""
+    template = Canned.tokenizer.chat_template
+    monkeypatch.setattr(Canned.tokenizer, "chat_template", "{{ strftime_now('%d.%m.%Y') }} " + template)
+    prompts: list[str] = []
+
+    class Noting(Canned):
+        def sample(self, requests: Sequence[Request], *rest: Any) -> Iterator[list[dict]]:
+            prompts.extend(self.tokenizer.decode(request.prompt_ids) for request in requests)
+            return super().sample(requests, *rest)
+
+    def asked_on(day: str, path: Path, k: int = 3, **options: Any) -> set[str]:
+        prompts.clear()
+        head = Head(SETTINGS | {"k": k}, Origin("canned", environment={BEGUN: f"{day}T23:59:59"}))
+        run_job(Job(path, Problems(ROWS), head), Sampling(k=k, max_new_tokens=9), Noting, **options)
+        return {prompt.partition("<")[0].replace(" ", "") for prompt in prompts}
+
+    path = tmp_path / "a.jsonl"
+    assert asked_on("2026-01-01", path) == {"01.01.2026"}
+    path.write_bytes(path.read_bytes()[:-9])
+    assert asked_on("2026-01-02", path) == {"01.01.2026"}
+    sized = SETTINGS | {"problems": 7, "problems_hash": problems_hash(ROWS)}
+    monkeypatch.setattr(sys.modules[__name__], "SETTINGS", sized)
+    path = tmp_path / "b.jsonl"
+    asked_on("2026-01-01", path)
+    for day in ("2026-01-02", "2026-01-03"):
+        assert asked_on(day, path, k=4 + (day[-1] == "3")) == {"01.01.2026"}
+    assert read_head(path).origin.environment == {BEGUN: "2026-01-01T23:59:59"}
+    assert asked_on("2026-01-04", tmp_path / "c.jsonl", shard="1/2") == {"04.01.2026"}
+    assert asked_on("2026-01-05", tmp_path / "c.jsonl", shard="2/2") == {"04.01.2026"}
+    assert asked_on("2026-01-06", path, k=5, overwrite=True) == {"06.01.2026"}
+    fill(tmp_path / "old.jsonl", sized)
+    assert asked_on("2026-01-07", tmp_path / "old.jsonl", k=4) == {"07.01.2026"}
+
+
+def test_completions_that_another_file_grades_name_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same questions with other gold answers: --regrade reads the answers that the scores are of."""
+    path = tmp_path / "a.jsonl"
+    first, second = (Origin("canned", data={"source": f"{name}/test.csv"}) for name in "ab")
+    job = Job(path, Problems(ROWS), Head(SETTINGS, first))
+    sampling = Sampling(k=3, max_new_tokens=9)
+    run_job(job, sampling, Canned)
+    content = path.read_bytes()
+    run_job(job, sampling, never)
+    assert path.read_bytes() == content and not caplog.messages
+    run_job(replace(job, head=Head(SETTINGS, second)), sampling, never)
+    assert caplog.messages == ["completions of the problems of a/test.csv are graded by the answers of b/test.csv"]
+    assert path.read_bytes().startswith(content) and read_head(path).origin == second
+    assert len(read_completions(path)[1]) == 21
 
 
 @pytest.mark.parametrize(
@@ -175,7 +223,8 @@ def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_con
 
 
 def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_completions(tmp_path / "a.jsonl", HEAD), pytest.raises(Timeout):
+    in_use = r"a\.jsonl is in use by another evaluation: wait for it, or set --output_dir"
+    with open_completions(tmp_path / "a.jsonl", HEAD), pytest.raises(UsageError, match=in_use):
         fill(tmp_path / "a.jsonl")
     fill(tmp_path / "a.jsonl")
     link = tmp_path / "link.jsonl"
@@ -237,7 +286,7 @@ def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> No
             fill(path, load=never, **options)
     shard.unlink()
     content = fill(shard)
-    with open_completions(shard, HEAD), pytest.raises(Timeout, match="shard-1-of-2"):
+    with open_completions(shard, HEAD), pytest.raises(UsageError, match="shard-1-of-2 is in use"):
         fill(path, load=never)
     assert shard.read_bytes() == content and path.read_bytes() == b""
     head = Head(SETTINGS, Origin("of the merge"))
