@@ -14,7 +14,7 @@ help:
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
 	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl, trl-suite or avx2: on a CPU"
-	@echo "make first-light   checks that need a GPU, about two hours; writes results/gpu/"
+	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
 	@echo "make notebooks     execute the notebooks without a GPU and store their outputs: minutes"
@@ -126,16 +126,17 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) pytest-timeout==2.4.0 parameterized==0.9.0 jmespath==1.1.0
 	touch $@
 
-# What only a GPU can show, into results/gpu/<GPU>.json: about two hours, resumable. The machine is checked
-# before 12 GB are installed. GPU_PYTHON selects an interpreter other than .venv's, one with pytest and the packages.
+# What only a GPU can show, into results/gpu/<GPU>.json: about an hour, resumable. The machine is checked before 12 GB are
+# installed. GPU_PYTHON selects an interpreter that has the packages: then nothing is installed, and no network is needed.
 first-light:
-	@$(CHECK_PYTHON)
-	$(PYTHON) -m gtpo.models.preflight --model qwen
+	$(if $(GPU_PYTHON),,@$(CHECK_PYTHON))
+	$(or $(GPU_PYTHON),$(PYTHON)) -m gtpo.models.preflight --model tiny
 	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
 
 $(VENV)/installed-gpu: $(VENV)/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python $(INSTALL) -r requirements.txt
+	$(BIN)/python -m pip uninstall --quiet -y xformers  # Unsloth requires it, and cannot load it with this PyTorch
 	touch $@
 
 # The versions that requirements.txt resolves to with Python 3.12. The other Pythons resolve too; they are not stored.

@@ -1,15 +1,17 @@
-"""What only a GPU can show, in about two hours: `make first-light`.
+"""What only a GPU can show, in about an hour: `make first-light`.
 
     python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
     python benchmarks/first_light.py --stages head gradient    # these, again
-    python benchmarks/first_light.py --minutes 20              # as many as fit
+    python benchmarks/first_light.py --minutes 10              # what is worth most in that time; --plan prints it
+    python benchmarks/first_light.py --work DIR                # models, runs and logs on a fast disk, kept
     python benchmarks/first_light.py --model DIR               # the stage `learning` with these weights too
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU
 
-Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage
-that was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights,
-but for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be downloaded.
+Stages of correctness run side by side, where the GPU has the memory; what is timed runs alone and afterwards. Each
+stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stages that
+were running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights, but
+for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be downloaded.
 """
 
 import argparse
@@ -23,12 +25,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ROOT / "benchmarks" / "gpu"
@@ -49,12 +53,13 @@ from checks import (  # noqa: E402
 )
 
 from gtpo.files import write_atomically  # noqa: E402
+from gtpo.models.hub import hub_is_reachable  # noqa: E402
 from gtpo.models.memory import GIB, estimate, hours_of_steps, shape_of  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
-LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits
+LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits; of a GPU that runs stages side by side
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
 REAL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # 1 GB
 REPLACEMENTS = f"""
@@ -74,6 +79,13 @@ import os
 os.environ["PYTHONPATH"] = path = {str(ROOT / ".venv-trl-1.16.0")!r}
 sys.path.insert(0, path)
 """  # the fused head, which the pinned 1.14.2 lacks
+FLOAT32_HEAD = """
+import vllm
+class Engine(vllm.LLM):
+    def __init__(self, **options):
+        super().__init__(**options | {"hf_overrides": {"head_dtype": "float32"}})
+vllm.LLM = Engine
+"""
 NO_SEEDS = "from gtpo.evaluation import sampling\nsampling.derived_seed = lambda *names: None\n"
 
 
@@ -85,9 +97,10 @@ class Fault(Exception):
 class Bench:
     """Where the stages run: the device (cuda, or cpu for the miniature), and a directory of models and runs.
 
-    ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every process executes before
-    its script, a fault in a test. ``real`` is a directory of real weights. ``numbers`` are what the running stage has
-    measured, stored even if it fails; ``results`` those of the stages that are done.
+    ``place`` is the working directory of its processes: Unsloth writes its compiled trainers there, and two processes
+    may not do so at once. ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every
+    process executes before its script, a fault in a test. ``real`` is a directory of real weights. ``numbers`` are what
+    the running stage has measured, stored even if it fails; ``results`` those of the stages that are done.
     """
 
     device: str
@@ -96,6 +109,8 @@ class Bench:
     before: str = ""
     real: Path | None = None
     deadline: float = math.inf
+    place: Path | None = None
+    building: Any = field(default_factory=threading.Lock)  # a model, by one stage at a time
     numbers: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
 
@@ -110,8 +125,11 @@ class Bench:
     def model(self, name: str) -> Path:
         """The directory of a model of ``sizes.shapes``."""
         directory = self.work / "models" / name
-        if not (directory / "model.safetensors").is_file() and not list(directory.glob("*.index.json")):
-            build_model(directory, name, self.sizes.shapes[name], self.device)
+        with self.building:
+            if not (directory / "config.json").is_file():
+                unfinished = directory.with_suffix(".tmp")
+                build_model(unfinished, name, self.sizes.shapes[name], self.device)
+                unfinished.rename(directory)
         return directory
 
     def run(
@@ -121,8 +139,10 @@ class Bench:
         needs_packages = "--backend=unsloth" in argv or "--backend=vllm" in argv
         if (seconds := self.deadline - time.monotonic()) <= 0:
             raise TimeoutError
+        place = self.place or self.work
+        place.mkdir(parents=True, exist_ok=True)
         code, output = self.launch(
-            self.work, script, *map(str, argv), before=self.before + before, device=device or self.device,
+            place, script, *map(str, argv), before=self.before + before, device=device or self.device,
             needs_packages=needs_packages, seconds=seconds,
         )  # fmt: skip
         (self.work / f"{name}.txt").write_text(output)
@@ -277,6 +297,18 @@ def frozen_run(bench: Bench) -> tuple[int, str]:
     return bench.run(ROOT / "train_gtpo.py", *argv, name="frozen", before=FREEZE)
 
 
+def head_dtype(bench: Bench) -> str:
+    """How far trainer and sampler differ with the engine's own head, and with a float32 one (vllm#48390)."""
+    for variant in ("unsloth", "transformers-vllm") if bench.device == "cuda" else ("unsloth",):
+        for name, before in (("own", ""), ("float32", FLOAT32_HEAD)):
+            run = bench.work / f"head-{variant}-{name}"
+            argv = [*flags(bench.model("llama"), variant, bench.sizes, bench.device), "--overwrite=true"]
+            bench.succeed(ROOT / "train_gtpo.py", *argv, "--output_dir", run, name=run.name, before=before)
+            gaps = [row["sampler_logp_gap"] for row in metrics_of(run)]
+            bench.numbers[f"{variant}, {name}"] = statistics.mean(gaps)
+    return ", ".join(f"{name} head: {gap:.2e} nats" for name, gap in bench.numbers.items())
+
+
 def learning(bench: Bench) -> str:
     """Thirty steps of GTPO and GRPO: the tiny base here and on the CPU, real weights where there are some."""
     precision = (
@@ -322,6 +354,9 @@ def real_weights(named: str | None, device: str) -> Path | None:
         return Path(named).absolute() if named else None
     from huggingface_hub import snapshot_download
 
+    if named is None and not hub_is_reachable():
+        print("learning: the tiny base alone, the Hub cannot be reached: --model DIR")
+        return None
     try:
         return Path(snapshot_download(named or REAL_MODEL, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except Exception as error:  # the Hub raises various errors
@@ -467,68 +502,144 @@ def hours(bench: Bench) -> str:
 
 MEASURED_MODELS = {"llama-8b": "llama", "qwen-3b": "qwen"}
 
-STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of information per minute; minutes
-    "attention": (attention, 5),
-    "gradient": (gradient, 8),
-    "head": (head, 8),
-    "rollouts": (rollouts, 12),
-    "learning": (learning, 15),
-    "step_gsm8k": (partial(measured_step, lengths="gsm8k"), 8),
-    "step_math": (partial(measured_step, lengths="math"), 8),
-    "hours": (hours, 1),
-    "step_longest": (measured_step, 12),
-    "step_unsloth": (partial(measured_step, trainer="library", micro_batch="G"), 12),
-    "step_group": (partial(measured_step, micro_batch="G"), 12),
-    "step_prompts": (partial(measured_step, micro_batch="G", prompts=4), 15),
-    "step_16bit": (partial(measured_step, base="16bit"), 12),
-    "evaluation": (evaluation, 10),
-    "step_transformers": (partial(measured_step, backend="transformers"), 12),
-    "step_handover": (partial(measured_step, backend="transformers-4bit-vllm"), 12),
-    "step_trl": (partial(measured_step, backend="transformers", trainer="library"), 12),
+
+class Stage(NamedTuple):
+    """A stage, the minutes that it takes on an H100, and whether its times count: then it runs alone."""
+
+    run: Callable[[Bench], str]
+    minutes: float
+    is_timed: bool = True
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it is stopped."""
+        return 60 * 4 * self.minutes
+
+
+STAGES = {  # in the order of information per minute
+    "attention": Stage(attention, 1, is_timed=False),
+    "gradient": Stage(gradient, 3.5, is_timed=False),
+    "rollouts": Stage(rollouts, 5, is_timed=False),
+    "learning": Stage(learning, 4, is_timed=False),
+    "head_dtype": Stage(head_dtype, 4, is_timed=False),
+    "step_gsm8k": Stage(partial(measured_step, lengths="gsm8k"), 3.5),
+    "step_group": Stage(partial(measured_step, lengths="gsm8k", micro_batch="G"), 2.5),
+    "step_16bit": Stage(partial(measured_step, lengths="gsm8k", micro_batch="G", base="16bit"), 3),
+    "step_unsloth": Stage(partial(measured_step, lengths="gsm8k", trainer="library", micro_batch="G"), 6),
+    "head": Stage(head, 3),
+    "step_math": Stage(partial(measured_step, lengths="math"), 4),
+    "hours": Stage(hours, 0.5),
+    "evaluation": Stage(evaluation, 5),
+    "step_longest": Stage(measured_step, 5),
+    "step_prompts": Stage(partial(measured_step, micro_batch="G", prompts=4), 8),
+    "step_transformers": Stage(partial(measured_step, backend="transformers"), 6),
+    "step_handover": Stage(partial(measured_step, backend="transformers-4bit-vllm"), 6),
+    "step_trl": Stage(partial(measured_step, backend="transformers", trainer="library"), 6),
 }
+WORKERS = 4  # stages side by side
 
 
-def run_stage(name: str, bench: Bench, minutes: float) -> dict[str, Any]:
-    """The entry of a stage: outcome, verdict, seconds, numbers, revision."""
-    stage, limit = STAGES[name]
-    started, bench.numbers = time.monotonic(), {}
-    bench.deadline = started + 60 * min(limit, minutes)
+def plan(names: Sequence[str], minutes: float) -> list[str]:
+    """The stages that fit the minutes: those of correctness, which take as long as the longest, then one by one."""
+    together = [name for name in names if not STAGES[name].is_timed and STAGES[name].minutes <= minutes]
+    left = minutes - max((STAGES[name].minutes for name in together), default=0)
+    alone = []
+    for name in names:
+        if not STAGES[name].is_timed:
+            continue
+        left -= STAGES[name].minutes
+        if left < 0:
+            break
+        alone.append(name)
+    return together + alone
+
+
+def plan_lines(chosen: Sequence[str]) -> list[str]:
+    """A plan as it is printed."""
+    together = [name for name in chosen if not STAGES[name].is_timed]
+    lines = []
+    if together:
+        longest = max(STAGES[name].minutes for name in together)
+        lines.append(f"side by side, about {longest:g} minutes: {', '.join(together)}")
+    for name in chosen:
+        if STAGES[name].is_timed:
+            lines.append(f"alone, about {STAGES[name].minutes:g} minutes: {name}")
+    return lines
+
+
+def run_stage(name: str, bench: Bench) -> dict[str, Any]:
+    """The entry of a stage: outcome, verdict, seconds, numbers, revision, date."""
+    stage = STAGES[name]
+    started = time.monotonic()
+    bench.deadline = started + stage.limit
     try:
-        outcome, verdict = "passed", stage(bench)
+        outcome, verdict = "passed", stage.run(bench)
     except Fault as fault:
         outcome, verdict = "FAILED", str(fault)
     except (TimeoutError, subprocess.TimeoutExpired):
-        outcome, verdict = "timeout", f"stopped after {min(limit, minutes):.0f} minutes: --stages {name} runs it again"
+        outcome, verdict = "timeout", f"stopped after {stage.limit / 60:.0f} minutes: --stages {name} runs it again"
     except Exception as error:
         outcome, verdict = "FAILED", f"{type(error).__name__}: {str(error)[:300]}"
-    return {"outcome": outcome, "verdict": verdict, "seconds": time.monotonic() - started, "numbers": bench.numbers}
+    return {
+        "outcome": outcome,
+        "verdict": verdict,
+        "seconds": time.monotonic() - started,
+        "numbers": bench.numbers,
+        "git_revision": bench.about["git_revision"],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+class Report:
+    """The report of a GPU, written after each stage."""
+
+    def __init__(self, path: Path, bench: Bench, say: Any) -> None:
+        self.path, self.bench, self.say = path, bench, say
+        self.content: dict[str, Any] = {"stages": {}}
+        if path.is_file():
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+        self.content["environment"] = bench.about
+        self.stages = self.content["stages"]
+        self.writing = threading.Lock()
+
+    def passed(self, name: str) -> bool:
+        return bool(self.stages.get(name, {}).get("outcome") == "passed")
+
+    def run(self, name: str, place: Path | None = None) -> None:
+        """Run a stage, and store it."""
+        results = {other: entry["numbers"] for other, entry in self.stages.items()}
+        self.say(f"{name}: about {STAGES[name].minutes:g} minutes")
+        entry = run_stage(name, replace(self.bench, numbers={}, results=results, place=place))
+        with self.writing:
+            self.stages[name] = entry
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(self.content, indent=1, sort_keys=True) + os.linesep)
+        self.say(f"{name}: {entry['outcome']} in {entry['seconds'] / 60:.1f} minutes: {entry['verdict']}")
 
 
 def first_light(
-    bench: Bench, report: Path, chosen: Sequence[str] = (), minutes: float = math.inf, say: Any = print
+    bench: Bench, path: Path, chosen: Sequence[str] = (), minutes: float = math.inf, say: Any = print
 ) -> Mapping[str, Any]:
-    """Run the stages that are chosen, or those that the report lacks; the report is written after each."""
-    content = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {"stages": {}}
-    content["environment"] = environment = bench.about
-    bench.results |= {name: entry["numbers"] for name, entry in content["stages"].items()}
-    end = time.monotonic() + 60 * minutes
-    for name in STAGES:
-        done = content["stages"].get(name, {}).get("outcome") == "passed"
-        if name not in chosen if chosen else done:
-            if done and not chosen:
-                say(f"{name}: passed before: {content['stages'][name]['verdict']}")
-            continue
-        if (left := (end - time.monotonic()) / 60) <= 0:
-            say(f"{name}: not run, {minutes:.0f} minutes are over")
-            continue
-        entry = run_stage(name, bench, left)
-        entry |= {"git_revision": environment["git_revision"], "date": time.strftime("%Y-%m-%d")}
-        content["stages"][name] = entry
-        bench.results[name] = entry["numbers"]
-        report.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(report, json.dumps(content, indent=1, sort_keys=True) + os.linesep)
-        say(f"{name}: {entry['outcome']} in {entry['seconds'] / 60:.1f} minutes: {entry['verdict']}")
-    return content
+    """Run the stages that are chosen, or those that the report lacks; what fails side by side is run again alone."""
+    report = Report(path, bench, say)
+    wanted = list(chosen)
+    for name in () if chosen else STAGES:
+        if report.passed(name):
+            say(f"{name}: passed before: {report.stages[name]['verdict']}")
+        else:
+            wanted.append(name)
+    planned = plan(wanted, minutes)
+    for name in wanted:
+        if name not in planned:
+            say(f"{name}: not run, it does not fit {minutes:g} minutes")
+    together = [name for name in planned if not STAGES[name].is_timed]
+    if bench.device == "cuda" and bench.about["memory_gib"] >= LEAST_GPU and len(together) > 1:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(lambda name: report.run(name, bench.work / "side-by-side" / name), together))
+        together = [name for name in together if not report.passed(name)]
+    for name in [*together, *(name for name in planned if STAGES[name].is_timed)]:
+        report.run(name)
+    return report.content
 
 
 # docs/gpu.md
@@ -641,26 +752,37 @@ def stored_reports() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*.json"))]
 
 
-def main() -> None:
+def flags_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[], help="run these, also if they have passed")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no stage after this time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="run what is worth most in this time")
+    parser.add_argument("--plan", action="store_true", help="print the stages and how long they take, and exit")
     parser.add_argument("--model", help=f"real weights for `learning`, a directory or a Hub id [{REAL_MODEL}]")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md, and exit")
     parser.add_argument("--miniature", action="store_true", help="small shapes on a CPU")
     parser.add_argument("--output", type=Path, help="directory of the report [results/gpu, or outputs/first-light]")
-    args = parser.parse_args()
+    parser.add_argument("--work", type=Path, help="directory of models, runs and logs, kept [a temporary one]")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = flags_of()
     if args.page:
         page = ROOT / "docs" / "gpu.md"
         return write_atomically(page, gpu_page(page.read_text(), stored_reports()))
+    planned = plan_lines(plan(args.stages or list(STAGES), args.minutes))
+    print("\n".join(planned))
+    if args.plan:
+        return None
     import torch
 
     device = "cpu" if args.miniature or not torch.cuda.is_available() else "cuda"
     name = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
     directory = args.output or ROOT / ("results/gpu" if device == "cuda" else "outputs/first-light")
     report = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
-    with tempfile.TemporaryDirectory() as work:
-        bench = Bench(device, Path(work), launch_process, real=real_weights(args.model, device))
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (args.work or Path(temporary)).absolute()
+        bench = Bench(device, work, launch_process, real=real_weights(args.model, device))
         content = first_light(bench, report, args.stages, args.minutes)
     print(f"report: {report}")
     sys.exit(any(entry["outcome"] != "passed" for entry in content["stages"].values()))

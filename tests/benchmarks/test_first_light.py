@@ -1,9 +1,12 @@
 """First light's report, its limits, and what is written from it; tests/backends/ runs the stages."""
 
 import json
+import math
 import re
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from helpers.scripts import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import first_light
-from first_light import Bench, Fault
+from first_light import STAGES, Bench, Fault, Stage
 
 STEP: dict[str, Any] = {
     "model": "llama-8b",
@@ -61,7 +64,7 @@ def slow(bench: Bench) -> str:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    stages = {stage.__name__: (stage, 1) for stage in (good, wrong, broken, slow)}
+    stages = {stage.__name__: Stage(stage, 1) for stage in (good, wrong, broken, slow)}
     monkeypatch.setattr(first_light, "STAGES", stages)
     return Bench("cpu", tmp_path, first_light.launch_process, deadline=time.monotonic() + 60)
 
@@ -75,13 +78,11 @@ def test_each_stage_is_stored_with_its_outcome(bench: Bench, tmp_path: Path) -> 
         "good": ("passed", "good", {"value": 1}),
         "wrong": ("FAILED", "one is not two", {"value": 2}),
         "broken": ("FAILED", "OSError: no disk", {}),
-        "slow": ("timeout", "stopped after 1 minutes: --stages slow runs it again", {}),
+        "slow": ("timeout", "stopped after 4 minutes: --stages slow runs it again", {}),
     }
     assert [line.split(" in ")[0] for line in said] == [
-        "good: passed",
-        "wrong: FAILED",
-        "broken: FAILED",
-        "slow: timeout",
+        *("good: about 1 minutes", "good: passed", "wrong: about 1 minutes", "wrong: FAILED"),
+        *("broken: about 1 minutes", "broken: FAILED", "slow: about 1 minutes", "slow: timeout"),
     ]
 
 
@@ -90,17 +91,86 @@ def test_a_stage_that_passed_is_run_again_only_if_it_is_named(bench: Bench, tmp_
     first_light.first_light(bench, report, ["good"], say=ran.append)
     assert list(json.loads(report.read_text())["stages"]) == ["good"]
     first_light.first_light(bench, report, ["good"], say=ran.append)
-    assert [line.partition(" in ")[0] for line in ran] == ["good: passed"] * 2
+    assert [line.partition(" in ")[0] for line in ran] == ["good: about 1 minutes", "good: passed"] * 2
     ran.clear()
     first_light.first_light(bench, report, say=ran.append)
-    assert ran[0] == "good: passed before: good" and ran[1].startswith("wrong: FAILED")
+    assert ran[0] == "good: passed before: good" and ran[2].startswith("wrong: FAILED")
 
 
-def test_no_stage_starts_after_the_minutes(bench: Bench, tmp_path: Path) -> None:
+def test_no_stage_starts_that_does_not_fit_the_minutes(bench: Bench, tmp_path: Path) -> None:
     said: list[str] = []
     first_light.first_light(bench, tmp_path / "report.json", minutes=0, say=said.append)
-    assert said == [f"{name}: not run, 0 minutes are over" for name in ("good", "wrong", "broken", "slow")]
+    assert said == [f"{name}: not run, it does not fit 0 minutes" for name in ("good", "wrong", "broken", "slow")]
     assert not (tmp_path / "report.json").exists()
+
+
+CORRECTNESS = ["attention", "gradient", "rollouts", "learning", "head_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "alone"),
+    [(5, []), (10, ["step_gsm8k"]), (20, ["step_gsm8k", "step_group", "step_16bit", "step_unsloth"])],
+)
+def test_the_plan_has_what_is_worth_most(minutes: float, alone: list[str]) -> None:
+    """All that is correctness takes five minutes side by side; the steps that matter most fifteen more."""
+    assert first_light.plan(list(STAGES), minutes) == CORRECTNESS + alone
+    assert first_light.plan(list(STAGES), math.inf) == list(STAGES)
+    lines = first_light.plan_lines(first_light.plan(list(STAGES), minutes))
+    assert lines[0] == f"side by side, about 5 minutes: {', '.join(CORRECTNESS)}"
+    assert [line.split(": ")[1] for line in lines[1:]] == alone
+
+
+def test_the_plan_of_one_stage_is_that_stage() -> None:
+    assert first_light.plan(["head"], math.inf) == ["head"]
+    assert first_light.plan(["rollouts", "attention"], 1) == ["attention"]
+
+
+def test_correctness_runs_side_by_side_and_what_fails_there_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages wait for each other; each has a directory of its own, and what is timed starts after both."""
+    meeting, ended, places = threading.Barrier(2, timeout=60), [], []
+
+    def stage(bench: Bench, name: str) -> str:
+        places.append((name, bench.place and bench.place.name))
+        bench.numbers["name"] = name
+        if bench.place is not None:
+            meeting.wait()
+            if name == "two":
+                raise Fault("another process released memory")
+        ended.append((name, sorted(bench.results)))
+        return name
+
+    names = {"timed": True, "one": False, "two": False}
+    stages = {name: Stage(partial(stage, name=name), 1, is_timed) for name, is_timed in names.items()}
+    monkeypatch.setattr(first_light, "STAGES", stages)
+    bench = Bench("cuda", tmp_path, first_light.launch_process)
+    vars(bench)["about"] = {"memory_gib": 80.0, "git_revision": "0"}
+    monkeypatch.setattr(Bench, "about", vars(bench)["about"])
+    content = first_light.first_light(bench, tmp_path / "report.json", say=lambda line: None)
+    assert sorted(places[:2]) == [("one", "one"), ("two", "two")] and places[2:] == [("two", None), ("timed", None)]
+    assert ended[1:] == [("two", ["one", "two"]), ("timed", ["one", "two"])]
+    assert {name: entry["numbers"] for name, entry in content["stages"].items()} == {n: {"name": n} for n in names}
+    assert [entry["outcome"] for entry in content["stages"].values()] == ["passed"] * 3
+
+
+def test_a_model_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(directory: Path, name: str, *_: Any) -> None:
+        built.append(name)
+        directory.mkdir(parents=True)
+        (directory / "config.json").touch()
+
+    monkeypatch.setattr(first_light, "build_model", build)
+    bench = Bench("cpu", tmp_path, first_light.launch_process)
+    threads = [threading.Thread(target=bench.model, args=["llama"]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    again = Bench("cpu", tmp_path, first_light.launch_process)  # a later command with the same --work
+    assert again.model("llama") == tmp_path / "models" / "llama" and built == ["llama"]
 
 
 def test_a_process_runs_after_the_source_before_it_and_has_the_rest_of_the_time(bench: Bench, tmp_path: Path) -> None:
@@ -133,7 +203,7 @@ def test_the_table_of_a_report() -> None:
     assert lines[0] == f"NVIDIA L4, driver 580.1, revision 0123456, 2026-11-26: {versions}."
     assert lines[2] == "| stage | NVIDIA L4 |"
     rows = [line.split("`")[1] for line in lines if line.startswith("| `")]
-    assert rows == ["head", "step_gsm8k", "step_group"]
+    assert rows == ["step_gsm8k", "step_group", "head"]
     [missing] = [line for line in lines if line.startswith("Stages that no GPU has run: ")]
     assert missing.count("`") == 2 * (len(first_light.STAGES) - 3)
     other = REPORT | {"stages": {"attention": {"outcome": "passed", "verdict": "sdpa", "numbers": {}} | DATE}}
