@@ -32,9 +32,11 @@ def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2,
 
 
 def _word_problem(generator: random.Random, steps: int) -> Row:
-    name, thing = generator.choice(_NAMES), generator.choice(_THINGS)
+    name = generator.choice(_NAMES)
+    thing = generator.choice(_THINGS)
     total = generator.randint(2, 10)
-    story, working = [f"{name} has {total} {thing}."], []
+    story = [f"{name} has {total} {thing}."]
+    working = []
     for _ in range(steps):
         operation = generator.choice(["+"] * (total < 30) + ["-"] * (total > 2) + ["*"] * (total <= 10))
         if operation == "+":

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+ARITHMETIC_TRAIN_ROWS = 4000
+ARITHMETIC_TEST_ROWS = 500
 ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
 
 
@@ -134,7 +135,8 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
 
     The seed of the run also chooses the rows that are held out.
     """
-    data, seed = settings.data, settings.trainer.seed
+    data = settings.data
+    seed = settings.trainer.seed
     is_graded = settings.reward is not None and "accuracy" in settings.reward.reward
     how = {
         "dry_run": settings.run.dry_run,
@@ -143,7 +145,8 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         "graded": is_graded,
         "required": ("prompt", "answer") if is_graded else ("prompt",),
     }
-    rows, held_out = load_train(data, seed, **how), None
+    rows = load_train(data, seed, **how)
+    held_out = None
     if data.eval_dataset is not None:
         own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
         held_out = load_train(own, 0, held_out=True, **how)
@@ -187,7 +190,8 @@ def load_train(
     enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
     """
     known = tuple(BENCHMARK_TITLES) if held_out else DATASETS
-    name, split = data.dataset, data.split or ("test" if held_out else "train")
+    name = data.dataset
+    split = data.split or ("test" if held_out else "train")
     if name not in known:
         check_source(f"{'eval_' * held_out}dataset", name, known)
         if dry_run and is_on_hub(name):
@@ -266,7 +270,9 @@ def _with_answers(
     graded: bool = True,
 ) -> list[Placed]:
     """The rows with the answer as text in its column. Gold answers that no completion can give are noted as dropped."""
-    kept, lists, commas = [], 0, []
+    kept = []
+    lists = 0
+    commas = []
     for row, place in rows:
         value = row[column]
         elements = elements_of(value) if graded or isinstance(value, list) else None
@@ -388,7 +394,8 @@ def _prompts(kept: list[Placed], column: str, prompt_format: PromptFormat, takes
     questions = [to_question(row[column], place, takes_answers) for row, place in kept]
     if not takes_answers or not any(map(is_answered, questions)):
         return {"prompt": [prompt_format.to_messages(question) for question in questions]}
-    prompts, solutions = [], []
+    prompts = []
+    solutions = []
     for question in questions:
         answered = is_answered(question)
         solutions.append(question[-1]["content"] if answered else None)
@@ -422,7 +429,8 @@ def _usable(
     table: Table, columns: Mapping[str, str], graded: bool = False
 ) -> tuple[list[Placed], dict[str, list[str]]]:
     """The rows with a value in each column, with their places; and reason -> places of the others."""
-    kept, dropped = [], defaultdict(list)
+    kept = []
+    dropped = defaultdict(list)
     for row, place in table.rows:
         empty = None
         for role, name in columns.items():
@@ -438,7 +446,8 @@ def _usable(
 
 def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
     """Log how many rows are dropped, by reason; a UsageError if no row is left."""
-    count, total = sum(map(len, dropped.values())), len(table.rows)
+    count = sum(map(len, dropped.values()))
+    total = len(table.rows)
     reasons = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if count == total:
         raise UsageError(f"{table.name} has no usable row: {reasons}.")

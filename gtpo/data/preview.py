@@ -87,7 +87,8 @@ def look(
     text = prompt
     if not isinstance(prompt, str):
         text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
-    prefill, form = assistant_prefill(tokenizer, settings), settings.format
+    prefill = assistant_prefill(tokenizer, settings)
+    form = settings.format
     answer = "42" if gold is None else alternatives(gold)[0]
     written = _continued(form.to_completion(REASONING, answer), prefill, form)
     ids = tokenizer.encode(written, add_special_tokens=False)

@@ -23,7 +23,9 @@ from gtpo.errors import UsageError, first_line, nearest
 Row = dict[str, Any]
 FORMATS = (".jsonl", ".csv", ".parquet")
 NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than taken for a Hub id
-MAX_ROWS, MAX_COLUMNS, MAX_CELLS = 1_000_000, 1_000, 2**25
+MAX_ROWS = 1_000_000
+MAX_COLUMNS = 1_000
+MAX_CELLS = 2**25
 MAX_BYTES = 2**32  # of memory while a file is read
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 
+CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+DATE = date(2024, 7, 26)  # Llama 3's own where a template has no clock
 PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]", "<unk>")
 RESERVED = re.compile(r"pad|reserved|unused|placeholder|dummy|control_\d", re.IGNORECASE)
 ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text occurs in prompts
@@ -61,9 +64,16 @@ def prepare_tokenizer(
     tokenizer.chat_template = prompt.chat_template or tokenizer.chat_template
     arguments = prompt.template_kwargs
     if tokenizer.chat_template is None:
-        adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        adds_bos = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
         logger.warning("%s has no chat template: prompts are `Question: ... Answer:` (--chat_template)", path)
+    template = tokenizer.get_chat_template()
+    if "strftime_now(" in template:  # a run resumed on another day, and its evaluation, ask the same
+        template = CLOCK.sub(lambda call: repr(DATE.strftime(call[2])), template)
+        if "strftime_now(" in template:
+            raise UsageError(f"the chat template of {path} computes how it writes the date: name a --chat_template.")
+        tokenizer.chat_template = template
+        logger.warning("the chat template of %s writes the date: it is always that of %s", path, DATE)
     text = ""
     with suppress(UsageError):
         text = render(tokenizer, _PROBE, add_generation_prompt=True, **arguments)
@@ -72,12 +82,11 @@ def prepare_tokenizer(
         tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
         encode_prompt(tokenizer, _PROBE, **arguments)
         logger.warning("the chat template of %s has no system role: the system prompt begins the first question", path)
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        had = "has no padding token" if tokenizer.pad_token_id is None else "pads with its EOS token"
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         token = free_token(tokenizer, vocab_size)
         tokenizer.pad_token = token or tokenizer.eos_token
         free = "" if token else "; no other token is free, and the masks distinguish padding from EOS"
-        logger.warning("the tokenizer of %s %s: padding is %s%s", path, had, tokenizer.pad_token, free)
+        logger.warning("the tokenizer of %s pads with EOS or nothing: padding is %s%s", path, tokenizer.pad_token, free)
 
 
 def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
@@ -87,7 +96,8 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     """
     turns = [*_PROBE, {"role": "assistant", "content": "2"}]
     rendered = render(tokenizer, turns, add_generation_prompt=True)
-    vocabulary, template = tokenizer.get_vocab(), tokenizer.get_chat_template() + rendered
+    vocabulary = tokenizer.get_vocab()
+    template = tokenizer.get_chat_template() + rendered
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     used = {getattr(tokenizer, role) for role in ROLES}
     if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
@@ -157,12 +167,12 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArgum
     Templates of reasoning models drop the text between ``<think>`` and ``</think>`` in earlier turns, or in all.
     """
     text = render(tokenizer, messages, **prompt.template_kwargs)
-    missing = [tag for tag in prompt.tags.split() if tag in messages[-1]["content"] and tag not in text]
-    if missing:
-        raise UsageError(
-            f"the chat template of {tokenizer.name_or_path} leaves {missing[0]} out of an answer, so SFT would not "
-            "learn it: name another with --chat_template, or other --tags."
-        )
+    for tag in prompt.tags.split():
+        if tag in messages[-1]["content"] and tag not in text:
+            raise UsageError(
+                f"the chat template of {tokenizer.name_or_path} leaves {tag} out of an answer, so SFT would not learn "
+                "it: name another with --chat_template, or other --tags."
+            )
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
@@ -173,15 +183,15 @@ def end_of_turn(tokenizer: Any) -> int | None:
     except UsageError:  # a template that writes prompts only
         return None
     after = tokenizer.encode(text.rpartition(answer)[2].strip(), add_special_tokens=False)
-    special = tokenizer.added_tokens_decoder
-    return after[0] if after and after[0] in special and special[after[0]].special else None
+    found = tokenizer.added_tokens_decoder.get(after[0]) if after else None
+    return after[0] if found and found.special else None
 
 
 def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
     """The tokens that end a completion: those of the generation config (Llama has three) and the tokenizer's EOS."""
-    ends = generation_config.eos_token_id if generation_config is not None else None
+    ends = getattr(generation_config, "eos_token_id", None)
     listed = ends if isinstance(ends, list) else [ends]
-    return sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None})
+    return sorted({*listed, tokenizer.eos_token_id} - {None})
 
 
 _KEPT = (  # fields of a generation config that add nothing to sampling, or that TRL sets

@@ -201,11 +201,11 @@ def write_manifest(checkpoint: Path) -> None:
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
+def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
+    """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).items()
-        for part in _NEEDED:
+        for part in needed:
             if not any(part in name for name, _ in files):
                 return f"{MANIFEST} lists no {part} file"
         for name, stored in files:

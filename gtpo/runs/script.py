@@ -100,8 +100,6 @@ def _fault_of_the_disk(error: Exception) -> str | None:
     full = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
     if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in full):
         return f"the disk is full ({error}); free some space, then: {_how_to_continue()}"
-    if number == errno.EFBIG or "File too large" in text:
-        return f"a file is larger than the disk or `ulimit -f` allows ({error}); raise it, then: {_how_to_continue()}"
     return None
 
 

@@ -29,7 +29,7 @@ from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter
 from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import RunDirectory, damage, resume_command, rotate, write_manifest
+from gtpo.runs.directory import MANIFEST, RunDirectory, damage, resume_command, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,9 @@ class BestAdapter(TrainerCallback):
             return
         for logs in state.log_history:
             self._add(logs, logs["step"])
+        if (self.directory / MANIFEST).is_file() and (reason := damage(self.directory, ("model",))):
+            logger.warning("%s is damaged (%s): a later adapter replaces it", self.directory, reason)
+            return
         stored = self.run.read_best()
         if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored
@@ -147,6 +150,7 @@ class BestAdapter(TrainerCallback):
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best), encoding="utf-8")
+        write_manifest(unfinished)
         replace_directory(unfinished, self.directory)
         self.weights = None
 
@@ -275,10 +279,10 @@ def non_finite_error(
 def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Path:
     """Write what is known of the current step to ``not-finite-step-N/`` of the run, a file of each process."""
     directory = Path(trainer.args.output_dir) / f"not-finite-step-{trainer.state.global_step + 1}"
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)
     rank = trainer.accelerator.process_index
     if rows:
-        _write_json(directory / f"rows-{rank}.json", list(rows))
+        _write_json(directory / f"rows-{rank}.json", rows)
     if batches:
         texts = []
         copies = {}
@@ -395,7 +399,7 @@ class CompleteCheckpoints(TrainerCallback):
     def save_finished_step(self) -> None:
         """Write the checkpoint of the last step, as if it had been its turn; within the next one."""
         trainer = self.trainer
-        run = RunDirectory(self.trainer.args.output_dir)
+        run = RunDirectory(trainer.args.output_dir)
         if self.random_state is None or damage(run.checkpoint(trainer.state.global_step)) is None:
             return
         python, numpy, torch_state, on_gpu = self.random_state

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import torch
 import yaml
+from transformers import TrainerState
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
@@ -32,6 +33,7 @@ from gtpo.training.callbacks import (
     ResumedOptimizer,
     StopOnNonFinite,
     StopOnSignal,
+    restore_metrics,
 )
 from gtpo.training.refusals import check_embeddings
 
@@ -81,9 +83,11 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
+        trainer._load_from_checkpoint(checkpoint)
         if IS_MAIN_PROCESS:
             logger.warning("%s is finished, and saved again: --max_steps trains further", trainer.args.output_dir)
-        trainer._load_from_checkpoint(checkpoint)
+            state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+            restore_metrics(RunDirectory(trainer.args.output_dir), state, trainer.args)
         return
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -175,7 +179,6 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer
     if settings.model.load_in_4bit:
         config = json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
         copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
-    prompt = rows[0].get("prompt") if len(rows) else None
     source = SOURCES.get(f"train/{data}")
     return _TEMPLATES.get_template("card.md.jinja").render(
         settings=settings,
@@ -192,7 +195,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer
         entropy=initial_entropy_text(run),
         scores=score_lines(run, run.read_metrics()) if run.metrics.is_file() else [],
         where=where,
-        prompt=prompt if isinstance(prompt, list) else [],
+        prompt=rows[0].get("prompt", "") if len(rows) else "",
     )
 
 

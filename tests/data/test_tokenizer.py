@@ -295,3 +295,26 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     with pytest.raises(UsageError, match="<think>"):
         check_answer_is_kept(tokenizer, [*TURNS, answer], prompt)
     check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], prompt)
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("strftime_now('%d %b %Y')", "26 Jul 2024"),  # as Llama 3.2
+        ('strftime_now( "%Y-%m-%d" )', "2024-07-26"),  # as Mistral
+        ("strftime_now('%H:%M')", "00:00"),
+    ],
+)
+def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    guard = "{% if strftime_now is defined %}" + "{{ 'Today: ' + " + call + " }}{% endif %}"
+    tokenizer = byte_level(["<|im_end|>", "<pad>"], guard + CHATML, eos_token="<|im_end|>", pad_token="<pad>")
+    prepare_tokenizer(tokenizer, "owner/name")
+    assert tokenizer.apply_chat_template(TURNS, tokenize=False).startswith(f"Today: {shown}<|im_start|>")
+    assert "owner/name writes the date" in caplog.text
+
+
+def test_a_date_in_a_format_that_is_computed_is_refused() -> None:
+    template = "{% set how = '%Y' %}{{ strftime_now(how) }}" + CHATML
+    tokenizer = byte_level(["<|im_end|>", "<pad>"], template, eos_token="<|im_end|>", pad_token="<pad>")
+    with pytest.raises(UsageError, match="--chat_template"):
+        prepare_tokenizer(tokenizer, "owner/name")

@@ -431,8 +431,6 @@ def test_the_signal_of_slurm_never_exits_immediately(numbers: tuple[signal.Signa
         (RuntimeError("Error while serializing: I/O error: No space left on device"), 1, "disk"),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, "disk"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14656 vs 14548"), 1, "disk"),
-        (OSError(errno.EFBIG, "File too large"), 1, "ulimit -f"),
-        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), 1, "ulimit -f"),
     ],
 )
 def test_a_script_exits_with_a_one_line_error(

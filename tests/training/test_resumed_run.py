@@ -1,7 +1,9 @@
 """A resumed run trains with the rate that it says, and goes on with its checkpoints, best/ and adapter."""
 
+import itertools
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 from helpers.canned import make_trainer, settings_of
 
 from gtpo.errors import RunError
+from gtpo.runs.directory import damage
 from gtpo.training.loop import attach_callbacks, run
 
 ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
@@ -20,6 +23,12 @@ def tracked(tiny: Path, directory: Path, **settings: Any) -> Any:
     trainer = make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
     attach_callbacks(trainer, settings_of(trainer))
     return trainer
+
+
+def plain(tiny: Path, directory: Path, **settings: Any) -> Any:
+    """A trainer to which ``run`` adds the callbacks."""
+    (directory / "config.yaml").write_text(yaml.safe_dump({"run_name": "a", "model": "m", "dataset": "d"}))
+    return make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
 
 
 def rates(directory: Path) -> list[float]:
@@ -69,10 +78,66 @@ def test_so_many_checkpoints_are_left(limit: int | None, left: list[int], tiny: 
 
 
 def test_a_finished_run_that_is_resumed_saves_the_trained_adapter(tiny: Path, tmp_path: Path) -> None:
-    trainer = tracked(tiny, tmp_path, max_steps=2, learning_rate=0.1)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"run_name": "a"}))
+    trainer = plain(tiny, tmp_path, max_steps=2, learning_rate=0.1)
     run(trainer, settings_of(trainer), None)
     saved = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
-    again = tracked(tiny, tmp_path, max_steps=2, learning_rate=0.1)
+    again = plain(tiny, tmp_path, max_steps=2, learning_rate=0.1)
     run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == saved
+
+
+def test_a_finished_run_without_its_metrics_gets_them_back(tiny: Path, tmp_path: Path) -> None:
+    trainer = plain(tiny, tmp_path, max_steps=2)
+    run(trainer, settings_of(trainer), None)
+    before = rates(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    again = plain(tiny, tmp_path, max_steps=2)
+    run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
+    assert rates(tmp_path) == before and len(before) == 2
+
+
+# ---- best/ ----
+
+
+def best_of(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "best" / "best.json").read_bytes()))
+
+
+def test_best_of_a_resumed_run_is_that_of_the_whole_run(tiny: Path, tmp_path: Path) -> None:
+    """The window of the mean reaches back over the resume: 2 of 16 steps."""
+    settings = {"max_steps": 16, "save_steps": 1}
+    tracked(tiny, tmp_path / "whole", **settings).train()
+    logged = [json.loads(line)["reward"] for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    means = [(a + b) / 2 for a, b in itertools.pairwise(logged)]
+    best = means.index(max(means)) + 2  # the first full window ends at step 2
+    assert best_of(tmp_path / "whole") == {"accuracy": max(means), "step": best}
+    tracked(tiny, tmp_path / "cut", **settings).train()
+    for checkpoint in (tmp_path / "cut").glob("checkpoint-*"):
+        if int(checkpoint.name.rpartition("-")[2]) >= best:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(tmp_path / "cut" / "best")
+    last = str(tmp_path / "cut" / f"checkpoint-{best - 1}")
+    tracked(tiny, tmp_path / "cut", **settings).train(resume_from_checkpoint=last)
+    assert best_of(tmp_path / "cut") == best_of(tmp_path / "whole")
+
+
+def test_the_window_of_best_counts_steps_not_lines(tiny: Path, tmp_path: Path) -> None:
+    """Two of 16 steps are less than the five of a line, which is their mean."""
+    tracked(tiny, tmp_path, max_steps=16, logging_steps=5, save_steps=16).train()
+    logged = {row["step"]: row["reward"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())}
+    assert list(logged) == [5, 10, 15]
+    step = max(logged, key=logged.__getitem__)
+    assert best_of(tmp_path) == {"accuracy": logged[step], "step": step}
+
+
+@pytest.mark.parametrize("fault", ["truncated", "deleted"])
+def test_a_damaged_best_is_not_kept(fault: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracked(tiny, tmp_path, max_steps=4).train()
+    weights = tmp_path / "best" / "adapter_model.safetensors"
+    assert damage(tmp_path / "best", ("model",)) is None
+    weights.write_bytes(weights.read_bytes()[:-4]) if fault == "truncated" else weights.unlink()
+    with caplog.at_level(logging.WARNING):
+        trainer = tracked(tiny, tmp_path, max_steps=6)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert f"{tmp_path}/best is damaged (adapter_model.safetensors" in caplog.text
+    assert damage(tmp_path / "best", ("model",)) is None and best_of(tmp_path)["step"] > 4
