@@ -135,7 +135,7 @@ LIMITS = {
     "data": Limit(10_450, 11.00),
     "evaluation": Limit(15_600, 11.80),
     "forward": Limit(12_400, 11.05),
-    "grading": Limit(12_700, 10.69),
+    "grading": Limit(12_700, 10.35),
     "models": Limit(7_950, 9.95),
     "reports": Limit(6_500, 11.99),
     "runs": Limit(5_100, 10.37),

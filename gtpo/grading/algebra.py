@@ -3,8 +3,10 @@
 import contextlib
 import json
 import re
+from fractions import Fraction
 from functools import lru_cache
 
+from gtpo.grading.normal_form import rewrite
 from gtpo.grading.numerals import rounding_tolerance
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
@@ -15,11 +17,12 @@ _REFUSED = [  # texts that are not answers, or that would cost sympy seconds or 
     for pattern in (
         r"[^\x20-\x7e]",  # not mathematics after `normalise`
         r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, huge integers, bars that the grammar can pair up in many ways
-        r"\d \.?\d|\d'|[\d)}]_|dots",  # the grammar reads 18 19 as 37, and ignores primes, bases and dots
+        r"\d \.?\d|\d'|[\d)]_|[^a-zA-Z]}_|dots|:",  # the grammar reads 18 19 as 37, and ignores primes, bases and dots
         r"\\infty\]|\[-?\\infty",  # not an interval; sympy would read it as a half-open one
         r"\^\{-?\d{5}",  # huge powers (MATH has 2^{4950})
         r"\^\{(?:[^a-zA-Z{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\^|\^\{\d+\}\^",  # towers of numbers; 2^{3}*5^{2} is none
         r"\^\{\d{3,}\}\)+\^\{\d{3}|[a-z][^()]*\)\^\{\d{3}",  # powers of powers; sums to a power of 100 or more
+        r"\\(?:sum|prod|int).*\d{4}",  # long sums
         r"\^\{[^{}]*\^\{[^{}]*\^",  # towers of any kind
         r"![\s)}\]]*!|\d{5}[\s)}\]]*!|\^.*[)}]\s*!|\\binom.*\d{5}",  # huge factorials (MATH has 2004!)
     )
@@ -36,19 +39,27 @@ class TimeBudget:
     def __init__(self, completions: int = 1) -> None:
         self.seconds_left = completions * TIME_LIMIT
 
-    def sympy_equal(self, a: str, b: str) -> bool:
-        """True if math-verify says that two expressions are equal; ComparisonFailed above a limit of time or memory."""
+    def sympy_equal(self, a: str, b: str, tolerance: Fraction | None = None) -> bool:
+        """True if math-verify says that two expressions are equal; ComparisonFailed above a limit of time or memory.
+
+        ``tolerance``: the largest difference of equal constants; by default that of a long decimal.
+        """
         if any(pattern.search(text) for pattern in _REFUSED for text in (a, b)):
             return False
-        tolerance = rounding_tolerance(a, b)
+        if tolerance is None:
+            tolerance = rounding_tolerance(a, b)
         verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)
         self.seconds_left -= seconds
         return verdict
 
 
 def alternatives(gold: str) -> list[str]:
-    """The answers that count, of which any does: of ``["14", "14 apples"]``, a list as text, two; else `gold`."""
-    return listed(gold) or [gold]
+    """The answers that count, of which any does: of ``["14", "14 apples"]``, a list as text, two; else `gold`.
+
+    Of a GSM8K solution it is what follows ``#### ``.
+    """
+    _, _, last = gold.rpartition("#### ")
+    return listed(gold) or [last or gold]
 
 
 _STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -90,9 +101,4 @@ def to_latex(text: str) -> str:
     """LaTeX for math-verify, rewritten where its grammar reads the text differently."""
     # Decimals become fractions, because math-verify rounds floats to an absolute precision.
     text = re.sub(r"(\d*)\.(\d+)", lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    text = text.replace("%", r"*\frac{1}{100}")
-    text = re.sub(r"\\([A-Z][a-z]+)", r"u_{\1}", text)  # it reads \Pi as \pi
-    # It reads 1\frac{2}{3}\pi as 1 * 2/3 * \pi, and (2)(3) as 2 + 3.
-    text = re.sub(r"(?<![\d}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})", text)
-    text = re.sub(r"(?<![\w\\}\]^])\{([^{}]*)\}", r"(\1)", text)
-    return re.sub(r"(?<=\d)(?=[({]|\\binom)|(?<=\))(?=[\d(])", "*", text)
+    return rewrite(text, "grammar")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable
 from functools import lru_cache
 
-from gtpo.grading.compare import NAME, has_words, is_ranking, squash, strip_words
+from gtpo.grading.compare import NAME, has_words, is_ranking, squash
 from gtpo.grading.latex import split_top_level
 from gtpo.grading.normal_form import normalise
 from gtpo.grading.numerals import parse_number
@@ -44,7 +44,6 @@ def _form(text: str) -> Hashable:
 
 
 def _scalar_form(text: str) -> Hashable:
-    text = strip_words(text)
     value, unit, _ = split_unit(text)
     number = parse_number(value)
     if number:

@@ -2,9 +2,15 @@
 
 import re
 from itertools import accumulate
+from pathlib import Path
 
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
-TEXT = r"\\(?P<command>text(?:normal|rm|bf|it)?|mbox|math(?:rm|bf|it|sf)|operatorname)\s*\{(?P<content>[^{}]*)\}"
+import yaml
+
+TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
+
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|lg|exp"
+TEXT_COMMANDS = "text(?:normal|rm|bf|it)?|mbox|hbox|math(?:rm|bf|it|sf|up)|operatorname|unit|si"
+TEXT = rf"\\(?P<command>{TEXT_COMMANDS})\s*\{{(?P<content>[^{{}}]*)\}}"
 OPENING, CLOSING = "([{", ")]}"
 
 

@@ -1,55 +1,117 @@
 r"""Rule 3: splits an answer into its elements (tuple, interval, set, list, union, matrix, ``\pm``)."""
 
+import itertools
 import re
 from functools import lru_cache
 
-from gtpo.grading.latex import OPENING, TEXT, closing_index, split_top_level
+from gtpo.grading.latex import OPENING, closing_index, split_top_level
+from gtpo.grading.numerals import product
 
 Structure = tuple[str, tuple[str, ...]]
+
+_MATRIX = re.compile(
+    r"(?P<factor>[^&|]*?)\*?(?P<bar>\||\\det\(?)?\\begin\{(?P<kind>[pv]matrix|cases)\}(?P<body>.*)"
+    r"\\end\{(?P=kind)\}[|)]?(?P<transposed>\^(?:\{T\}|\\top|\{\\top\}))?"
+)
+_COMPONENT = re.compile(  # +2\hat{j}, 2j
+    r"(?:^|(?=[+-]))([+-]?)([^+-]*?)\s*\*?(?:\\(?:hat|vec|widehat)\s*\{?([ijk])\}?|(?<![a-zA-Z\\])([ijk]))(?=[+-]|$)"
+)
+_DETERMINANTS = {  # by the numbers of rows and columns
+    (2, 2): "({0})*({3})-({1})*({2})",
+    (
+        3,
+        3,
+    ): "({0})*({4})*({8})+({1})*({5})*({6})+({2})*({3})*({7})-({2})*({4})*({6})-({1})*({3})*({8})-({0})*({5})*({7})",
+}
 
 
 @lru_cache(maxsize=2**14)
 def parse_structure(text: str) -> Structure:
-    """(kind, items); kinds: the two brackets, "matrix N" (N columns), "list", "set", "union", "" (scalar)."""
-    if whole := re.fullmatch(TEXT, text):
-        text = whole["content"].strip()  # \text{A, B}
-    if matrix := _matrix(text):
-        return matrix
-    if len(items := split_top_level(text, "[,;]")) > 1:
+    """(kind, items); kinds: the two brackets, "matrix N" (N columns), "cases", "list", "set", "union", "" (scalar)."""
+    special = _matrix(text) if "\\begin" in text else _vector(text)
+    if special:
+        return special
+    items = split_top_level(text, "[,;]")
+    if len(items) > 1:
         return "list", _expand_signs(items)
-    if len(items := split_top_level(text, r"\\cup(?![a-zA-Z])")) > 1:
-        return "union", tuple(items)
+    parts = split_top_level(text, r"\\cup(?![a-zA-Z])")
+    if len(parts) > 1:
+        return "union", tuple(parts)
     body = text.removeprefix("\\")
     if body and body[0] in OPENING and closing_index(body, 0) == len(body) - 1:
         inner = body[1:-1].removesuffix("\\")
-        if bracketed := _bracketed(body[0] + body[-1], inner):
+        bracketed = _bracketed(body[0] + body[-1], inner)
+        if bracketed:
             return bracketed
-    if len(signs := _expand_signs([text])) > 1:
+    signs = _expand_signs([text])
+    if len(signs) > 1:
         return "list", signs
     return "", (text,)
 
 
 def _matrix(text: str) -> Structure | None:
-    """The entries of a LaTeX matrix, row by row; None if the text is not a matrix with rows of equal length."""
-    matrix = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text)
-    if not matrix or "\\begin" in matrix[1]:
+    """The entries of a LaTeX matrix, row by row; the value of a determinant; the rows of cases.
+
+    None if the text is not a matrix with rows of equal length. It may have a scalar factor and be transposed.
+    """
+    match = _MATRIX.fullmatch(text)
+    if not match or "\\begin" in match["body"]:
         return None
-    rows = [row.split("&") for row in matrix[1].replace("\\cr", "\\\\").split("\\\\") if row.strip()]
-    if not rows or any(len(row) != len(rows[0]) for row in rows):
+    lines = match["body"].replace("\\cr", "\\\\").split("\\\\")
+    rows = [re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")) for line in lines if line.strip()]
+    widths = {len(row) for row in rows}
+    if len(widths) != 1:
         return None
-    return f"matrix {len(rows[0])}", tuple(entry.strip() for row in rows for entry in row)
+    columns = widths.pop()
+    factor = match["factor"]
+    if match["kind"] == "cases":
+        kind = "list" if columns == 1 else "cases"
+        return kind, tuple(",".join(row) for row in rows)
+    if match["transposed"]:
+        rows = [list(column) for column in zip(*rows, strict=True)]
+    entries = tuple(entry for row in rows for entry in row)
+    if match["bar"] or match["kind"] == "vmatrix":
+        determinant = _DETERMINANTS.get((len(rows), columns))
+        if not determinant:
+            return None
+        value = determinant.format(*entries)
+        return "", (f"{factor}({value})",)
+    if factor:
+        factor = "-1" if factor == "-" else factor
+        entries = tuple(product(factor, entry) for entry in entries)
+    return f"matrix {len(entries) // len(rows)}", entries
+
+
+def _vector(text: str) -> Structure | None:
+    r"""``\hat{i} + 2\hat{j} + 3\hat{k}`` as (1, 2, 3)."""
+    if not re.search(r"[jk]\}?$", text):
+        return None
+    terms = _COMPONENT.findall(text)
+    found = {}
+    for sign, factor, marked, bare in terms:
+        minus = sign.replace("+", "")
+        found[marked or bare] = minus + (factor or "1")
+    is_whole = not _COMPONENT.sub("", text)
+    if not is_whole or len(found) < 2 or len(found) < len(terms):
+        return None
+    names = "ijk" if "k" in found else "ij"
+    return "()", tuple(found.get(name, "0") for name in names)
 
 
 def _bracketed(kind: str, inner: str) -> Structure | None:
     """The structure of `inner` in the brackets `kind`; None for an absolute value or a one-element interval."""
     items = _expand_signs(split_top_level(inner, "[,;]"))
-    rows = [parse_structure(item) for item in items] if kind == "[]" and inner.startswith("[") else []
-    if len(rows) > 1 and len({len(row) for _, row in rows}) == 1:
-        return f"matrix {len(rows[0][1])}", tuple(entry for _, row in rows for entry in row)  # [[1,2],[3,4]]
+    if kind == "[]" and inner.startswith("[") and len(items) > 1:  # [[1,2],[3,4]]
+        rows = [parse_structure(item)[1] for item in items]
+        widths = {len(row) for row in rows}
+        if len(widths) == 1:
+            return f"matrix {widths.pop()}", tuple(itertools.chain(*rows))
     if kind == "{}" and len(items) > 1:
         return "set", items
+    if kind == "[]" and len(items) > 2:
+        return "()", items  # [1,2,3] is a vector, [1,2] an interval
     if len(items) > 1:
-        return ("()" if len(items) > 2 and kind == "[]" else kind), items  # [1,2,3] is a vector, [1,2] an interval
+        return kind, items
     if kind == "{}" and inner == r"\emptyset":
         return "set", (inner,)
     if kind in ("()", "{}") and inner:
@@ -65,6 +127,9 @@ def _expand_signs(items: list[str]) -> tuple[str, ...]:
 def _plus_minus(item: str) -> list[str]:
     if not re.search(r"\\[pm][pm](?![a-zA-Z])", item):
         return [item]
-    upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", item)).strip()
-    lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", item)).strip()
-    return [upper.removeprefix("+"), lower.removeprefix("+")]
+    values = []
+    for plus, minus in ("+-", "-+"):
+        value = re.sub(r"\\pm(?![a-zA-Z])", plus, item)
+        value = re.sub(r"\\mp(?![a-zA-Z])", minus, value)
+        values.append(value.strip().removeprefix("+"))
+    return values

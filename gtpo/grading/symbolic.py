@@ -104,15 +104,18 @@ def read_latex(latex: str) -> Any:
     """The sympy object of a LaTeX answer; None if it cannot be parsed."""
     from math_verify import LatexExtractionConfig, parse
     from math_verify.parser import NormalizationConfig
-    from sympy import I
+    from sympy import I, Product, Sum
 
     config = LatexExtractionConfig(
         boxed_match_priority=-1,
         normalization_config=NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, boxed="none"),
     )
     found = parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=0)
+    if not found:
+        return None
     # math-verify parses i as a symbol; as the imaginary unit, i^2 is -1.
-    return found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"}) if found else None
+    read = found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"})
+    return read.doit() if read.has(Sum, Product) else read
 
 
 def is_nonzero(difference: Any) -> bool:

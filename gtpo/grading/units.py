@@ -1,93 +1,158 @@
-"""Rule 4: units of measurement at the end of an answer."""
+r"""Rule 4: units of measurement at the end of an answer. The units are in tables.yaml.
+
+A unit has a size and a dimension: ``5 km`` is ``5000 m``. A word that is not in the table is a label: ``18 ducks``.
+"""
 
 import re
+from collections import Counter
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from gtpo.grading.latex import TEXT
+from gtpo.grading.latex import TABLES, TEXT_COMMANDS, bracket_balance
+from gtpo.grading.normal_form import rewrite
+from gtpo.grading.numerals import as_fraction, parse_number, product
 
-_NAMES = """
-mm millimeter millimetre, cm centimeter centimetre, m meter metre, km kilometer kilometre, in inch inche, ft foot feet,
-yd yard, mi mile, s sec second, min minute, h hr hour, day, week, month, year yr, g gm gram, kg kilogram, lb pound,
-oz ounce, ml milliliter, l liter litre, gal gallon, dollar usd buck, cent, euro eur, sterling, yen, deg degree,
-rad radian, celsius, fahrenheit, am, pm, / per, 2 square sq, 3 cubic cu
-"""
-_ANY = "unit point way digit integer people person child children men women sheep fish deer mice each old total"
-_UNITS = {name: names.split()[0] for names in _NAMES.split(",") for name in names.split()}
-_UNITS |= dict.fromkeys(_ANY.split(" "), "")  # they match any unit
-_NOT_UNITS = re.compile(  # plurals and short words that change the value
-    r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|false|maybe|about|others?|factorial|equals|versus|modulus|"
-    r"tens|dozens?|(?:hundred|thousand|million|billion)s|halves|(?:third|quarter|fourth|fifth)s|squares|cubes|percents"
-)
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_TRAILING = re.compile(
-    rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
-    r"(?:\^\{?(?P<power>[23])\}?)?"
-)
-_RATES = (("mph", "mi/h"), ("kmh", "km/h"), ("kph", "km/h"))
-_EITHER = ({"deg", "celsius"}, {"deg", "fahrenheit"}, {"lb", "sterling"})  # degrees and pounds mean both
+
+class Unit(NamedTuple):
+    """Size in base units, and the power of each base unit."""
+
+    size: Fraction
+    dimension: frozenset[tuple[str, int]]
 
 
 class Measure(NamedTuple):
     """A scalar split into value and unit."""
 
     value: str
-    unit: str | None  # None: no unit; "": a word that matches any unit, such as "units" or "dogs"
+    unit: Unit | None  # None: no unit; LABEL: a word that matches any unit, such as "units" or "dogs"
     is_letter: bool = False  # the unit is one bare letter, so it may be a variable: 2s
 
 
+LABEL = Unit(Fraction(0), frozenset())
+PERCENT = Unit(Fraction(0), frozenset({("%", 1)}))
+
+
+def _known_units() -> dict[str, Unit]:
+    """Every symbol and name, with every prefix that it may have."""
+    known = dict.fromkeys(TABLES["any"].split(), LABEL)
+    for symbol, (size, dimension, *names) in TABLES["units"].items():
+        factors = re.findall(r"([A-Za-z]+)(-?\d?)", dimension)
+        powers = frozenset((base, int(power or 1)) for base, power in factors)
+        for prefix, (exponent, word) in TABLES["prefixes"].items():
+            if not prefix or symbol in TABLES["prefixed"]:
+                unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, powers)
+                known |= dict.fromkeys([prefix + symbol, *(word + name for name in names)], unit)
+    return known
+
+
+_KNOWN = _known_units()
+_NOT_UNITS = frozenset(TABLES["not_units"].split())  # plurals and short words that change the value
+_EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+# a value and what may be its unit: in text, or bare words after the first or the last number
+_MARKED = re.compile(rf"(?P<value>.*?)(?P<unit>(?:\\frac\{{)?\s*(?:\\mu\s*)?\\(?:{TEXT_COMMANDS})(?![a-zA-Z]).*)")
+_BARE = (
+    r"(?:[\d)}\]%]|\\pi))(?P<unit>\s*(?:\\mu\s*)?(?:\\Omega|[a-zA-Z]|\\frac\{[a-zA-Z]+\}\{[a-zA-Z])"
+    r"[a-zA-Z./ *^{}()\d\\-]*)"
+)
+_FIRST, _LAST = (re.compile(f"(?P<value>{before}{_BARE}") for before in (".*?", ".*"))
+_FACTOR = re.compile(
+    r"[\s{(*.]*(?P<per>/|per\b)?[\s{(]*(?:(?P<before>square|sq|cubic|cu)[.\s]+)?"
+    r"(?!per\b)(?P<word>[a-zA-Z](?:[a-zA-Z.-]*[a-zA-Z])?)\.?[\s})]*"
+    r"(?:\^\{?(?P<power>-?\d)\}?|(?P<after>squared|cubed)\b|[,:\d-]*)[\s})]*"
+)
+
+
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
-    """The two values without their units; None if the units differ.
+    """The two values without their units, in the same unit; None if the units differ.
 
     A bare letter is a variable, and stays, unless the other answer has that unit in words or in ``\\text``.
     """
     x, y = split_unit(a), split_unit(b)
-    if {x.unit, y.unit} == {"dollar", "cent"}:
-        return _in_dollars(x), _in_dollars(y)
-    if x.unit and y.unit and not _agree(x.unit, y.unit):
-        return None
+    if x.unit and y.unit and x.unit != y.unit:
+        units = {x.unit, y.unit}
+        if x.unit.dimension == y.unit.dimension:
+            first = product(x.value, as_fraction(x.unit.size))
+            second = product(y.value, as_fraction(y.unit.size))
+            return first, second
+        matches = LABEL in units or units in _EITHER
+        if PERCENT in units or not matches:
+            return None
+    first, second = x.value, y.value
     if x.is_letter and (not y.unit or y.is_letter):
-        x = Measure(a, None)
-    if y.is_letter and not x.unit:
-        y = Measure(b, None)
-    return x.value, y.value
-
-
-def _agree(a: str, b: str) -> bool:
-    """Equal units, or one lacks a part: ``5 km`` for ``5 km/h``, ``5 degrees`` for ``5 degrees Celsius``."""
-    return a == b or ("/" in a) != ("/" in b) or {a, b} in _EITHER
-
-
-def _in_dollars(amount: Measure) -> str:
-    return amount.value if amount.unit == "dollar" else f"{amount.value}*\\frac{{1}}{{100}}"
+        first = a
+    if y.is_letter and (not x.unit or x.is_letter):
+        second = b
+    return first, second
 
 
 @lru_cache(maxsize=2**14)
 def split_unit(text: str) -> Measure:
     r"""Value and unit of a scalar. A bare word is a unit if it is known or a plural; inside ``\text``, any word is."""
-    match = _TRAILING.fullmatch(text)
-    if not match:
+    if text.endswith("%"):
+        return Measure(text, PERCENT)
+    if not re.search(r"[a-zA-Z]", text):
         return Measure(text, None)
-    marked, words = match["content"], match["words"]
-    if marked is not None and not re.fullmatch(r"[A-Za-z./,\s-]*[23]?", marked):
-        return Measure(text, None)  # \text{ maybe 19}
-    written = (words if marked is None else marked).lower()
-    for short, long in _RATES:
-        written = re.sub(rf"\b{short}\b", long, written)
-    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", written)
-    if len(tokens) == 2 and tokens[0].startswith("deg") and tokens[1] in ("celsius", "fahrenheit"):
-        del tokens[0]
-    value, power = match["value"], match["power"] or ""
-    if any(_NOT_UNITS.fullmatch(token) for token in tokens):
-        return Measure(text, None)
-    if len(tokens) == 1 and tokens[0] in _SCALES:
-        return Measure(f"{value}*10^{{{_SCALES[tokens[0]]}}}", None)
-    names = [token.replace(".", "") for token in tokens]
-    known = [_UNITS.get(name, _UNITS.get(name.removesuffix("s"))) for name in names]
-    any_word = match["command"] in ("text", "mbox")
-    if not any_word and tokens and known[-1] is None and not re.search(r"[a-z]{3}s", tokens[-1]):
-        return Measure(text, None)
-    if None in known or "" in known:
-        return Measure(value, "")
-    unit = "".join(sorted([*map(str, known), power]))
-    return Measure(value, unit, is_letter=marked is None and len(words.strip()) == 1)
+    marked = _MARKED.fullmatch(text)
+    matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
+    for match in filter(None, matches):
+        found = _measure(match["value"].strip(), match["unit"], is_marked=bool(marked))
+        if found:
+            return found
+    return Measure(text, None)
+
+
+def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
+    """The value with the unit that is written behind it; None if that is no unit."""
+    factors = _factors(rewrite(written, "unit"))
+    if not value or not factors or bracket_balance(value):
+        return None
+    words = [word for word, _ in factors]
+    names = [word.lower() for word in words]
+    if not _NOT_UNITS.isdisjoint(names):
+        return None
+    scale = TABLES["scales"].get(names[0])
+    if scale and len(names) == 1:
+        return Measure(f"{value}*{scale}", None)
+    is_plural = re.search(r"[a-z]{3}s$", names[-1])
+    if not (is_marked or is_plural or _unit_named(words[-1])):
+        return None
+    is_letter = not is_marked and len(written.strip()) == 1
+    if written.startswith(" ") and parse_number(value):
+        is_letter = False  # 5 J; but 2s, and x + 2 m
+    return Measure(value, _product(factors), is_letter)
+
+
+def _factors(flat: str) -> list[tuple[str, int]]:
+    """(name, power) of each factor: ``kg m / s^2``, ``square feet per minute``; empty if that is not all."""
+    factors, position, sign = [], 0, 1
+    while match := _FACTOR.match(flat, position):
+        if match["per"]:
+            sign = -1
+        power = match["power"] or _POWERS.get(match["before"] or match["after"], 1)
+        factors.append((match["word"], sign * int(power)))
+        position = match.end()
+    return factors if position == len(flat) else []
+
+
+def _unit_named(word: str) -> Unit | None:
+    bare = word.replace(".", "")
+    lower = bare.lower()
+    for name in (bare, lower, lower.removesuffix("s")):
+        if name in _KNOWN:
+            return _KNOWN[name]
+    return None
+
+
+def _product(factors: list[tuple[str, int]]) -> Unit:
+    size, dimension = Fraction(1), Counter[str]()
+    for word, power in factors:
+        unit = _unit_named(word) or LABEL
+        if unit is LABEL:
+            return LABEL
+        size *= unit.size**power
+        for base, times in unit.dimension:
+            dimension[base] += times * power
+    powers = [(base, power) for base, power in dimension.items() if power]
+    return Unit(size, frozenset(powers))

@@ -9,9 +9,17 @@ import pytest
 from gtpo.grading import is_correct, last_boxed, normalise
 from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
 from gtpo.grading.normal_form import MAX_LENGTH
-from gtpo.grading.numerals import digits_for_words, parse_number, rounding_tolerance, same_number
+from gtpo.grading.numerals import parse_number, rounding_tolerance, same_number
 from gtpo.grading.structure import parse_structure
-from gtpo.grading.units import split_unit, strip_units
+from gtpo.grading.units import LABEL, PERCENT, Unit, split_unit, strip_units
+
+
+def length(size: str, power: int = 1) -> Unit:
+    return Unit(Fraction(size), frozenset({("m", power)}))
+
+
+CM2, SECOND = length("0.0001", 2), Unit(Fraction(1), frozenset({("s", 1)}))
+SPEED = Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)}))
 
 FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
     last_boxed: {
@@ -21,16 +29,19 @@ FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
     },
     normalise: {
         **{r"The answer is **$\boxed{18}$**.": "18", r"\dfrac12": r"\frac{1}{2}", r"\sqrt 12": r"\sqrt{12}"},
-        **{r"\frac\sqrt32": r"\frac\sqrt{32}", "1,234": "1234", "(1,234)": "(1,234)", "5²": "5^{2}", "90°": "90"},
+        **{
+            r"\frac\sqrt32": r"\frac\sqrt{32}",
+            "1,234": "1234",
+            "(1,234)": "(1,234)",
+            "5²": "5^{2}",
+            "90°": r"90\text{deg}",
+        },
         **{r"0.1\overline{6}": r"\frac{15}{90}", "1½": r"1\frac{1}{2}", "18 or 20": "18,20"},
-        **{r"\sin 30^\circ": r"\sin(\frac{30\pi}{180})", "(1": "", "(" * 41 + "1" + ")" * 41: "", " \n": ""},
-    },
-    digits_for_words: {
         **{"twenty-five": "25", "Eighteen dollars": "18 dollars", "two hundred and fifteen": "215"},
         **{"three thousand four hundred six": "3406", "five ninths": r"\frac{5}{9}", "a quarter": r"\frac{1}{4}"},
-        **{"3 and a half": r"3\frac{1}{2}", r"\text{two-thirds}": r"\frac{2}{3}", "two and three": "2 and 3"},
-        r"\text{two lines}": r"\text{2 lines}",
-        **{text: text for text in ("the twenty-fifth", "third", "tens", "someone")},
+        **{"3 and a half": r"3\frac{1}{2}", r"\text{two-thirds}": r"\frac{2}{3}", "two and three": "2,3"},
+        **{"20-5": "20-5", "third": "third", "tens": "tens", "someone": "someone", r"\text{two lines}": "2 lines"},
+        **{r"\sin 30^\circ": r"\sin(\frac{30\pi}{180})", "(1": "", "(" * 41 + "1" + ")" * 41: "", " \n": ""},
     },
     parse_number: {
         **{"18": (18, False), "-.5": (Fraction(-1, 2), False), "10%": (10, True), "1.2e5": (120_000, False)},
@@ -41,7 +52,7 @@ FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
     parse_structure: {
         **{"((18))": ("", ("18",)), "|x|": ("", ("|x|",)), "1,2": ("list", ("1", "2")), "(1,2)": ("()", ("1", "2"))},
         **{r"\{1,2\}": ("set", ("1", "2")), r"\{\emptyset\}": ("set", (r"\emptyset",)), "[1,2)": ("[)", ("1", "2"))},
-        **{r"\text{A,B}": ("list", ("A", "B")), r"1\pm x": ("list", ("1+ x", "1- x")), "[1,2]": ("[]", ("1", "2"))},
+        **{r"1\pm x": ("list", ("1+ x", "1- x")), "[1,2]": ("[]", ("1", "2"))},
         **{r"(1\pm x,2)": ("()", ("1+ x", "1- x", "2")), "[1,2,3]": ("()", ("1", "2", "3"))},
         "[[1,2],[3,4]]": ("matrix 2", ("1", "2", "3", "4")),
         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": ("matrix 2", ("1", "2", "3", "4")),
@@ -49,10 +60,13 @@ FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
         r"[0,1)\cup[2,3]": ("union", ("[0,1)", "[2,3]")),
     },
     split_unit: {
-        **{"18": ("18", None, False), r"5\text{ cm}^{2}": ("5", "2cm", False), "5 square cm": ("5", "2cm", False)},
-        **{"5 centimeters": ("5", "cm", False), "5 mph": ("5", "/hmi", False), "18 ducks": ("18", "", False)},
-        **{"5 miles per hour": ("5", "/hmi", False), "5 million": ("5*10^{6}", None, False)},
-        **{r"18\text{ ways}": ("18", "", False), "18 plus": ("18 plus", None, False), "2s": ("2", "s", True)},
+        **{"18": ("18", None, False), r"5\text{ cm}^{2}": ("5", CM2, False), "5 square cm": ("5", CM2, False)},
+        **{"5 centimeters": ("5", length("0.01"), False), "5 mph": ("5", SPEED, False)},
+        **{"5 miles per hour": ("5", SPEED, False), "5 million": ("5*10^{6}", None, False)},
+        **{r"5\frac{\text{mi}}{\text{h}}": ("5", SPEED, False), r"5\mathrm{mi h^{-1}}": ("5", SPEED, False)},
+        **{"18 ducks": ("18", LABEL, False), r"18\text{ ways}": ("18", LABEL, False)},
+        **{"18 plus": ("18 plus", None, False), "18%": ("18%", PERCENT, False)},
+        **{"2s": ("2", SECOND, True), "2 s": ("2", SECOND, False), "x+2 s": ("x+2", SECOND, True)},
         r"18\text{ maybe 19}": (r"18\text{ maybe 19}", None, False),
     },
 }
