@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gtpo.grading import is_correct, last_boxed, normalise
 from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
@@ -21,43 +23,16 @@ def length(size: str, power: int = 1) -> Unit:
 CM2, SECOND = length("0.0001", 2), Unit(Fraction(1), frozenset({("s", 1)}))
 SPEED = Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)}))
 
+TABLE = yaml.safe_load(Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"))
 FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
-    last_boxed: {
-        **{r"\boxed{1} and \boxed{2}": "2", r"\boxed{\left\{1,\sqrt{2}\right\}}$": r"\left\{1,\sqrt{2}\right\}"},
-        **{r"$\boxed 2$": "2", r"$\boxed {17}$": "17", r"\boxed{1} \fbox{2}": "2"},
-        **dict.fromkeys([r"\boxed{}", r"\boxed{ }", r"\boxed{18", r"\boxed", "18"]),
-    },
-    normalise: {
-        **{r"The answer is **$\boxed{18}$**.": "18", r"\dfrac12": r"\frac{1}{2}", r"\sqrt 12": r"\sqrt{12}"},
-        **{
-            r"\frac\sqrt32": r"\frac\sqrt{32}",
-            "1,234": "1234",
-            "(1,234)": "(1,234)",
-            "5²": "5^{2}",
-            "90°": r"90\text{deg}",
-        },
-        **{r"0.1\overline{6}": r"\frac{15}{90}", "1½": r"1\frac{1}{2}", "18 or 20": "18,20"},
-        **{"twenty-five": "25", "Eighteen dollars": "18 dollars", "two hundred and fifteen": "215"},
-        **{"three thousand four hundred six": "3406", "five ninths": r"\frac{5}{9}", "a quarter": r"\frac{1}{4}"},
-        **{"3 and a half": r"3\frac{1}{2}", r"\text{two-thirds}": r"\frac{2}{3}", "two and three": "2,3"},
-        **{"20-5": "20-5", "third": "third", "tens": "tens", "someone": "someone", r"\text{two lines}": "2 lines"},
-        **{r"\sin 30^\circ": r"\sin(\frac{30\pi}{180})", "(1": "", "(" * 41 + "1" + ")" * 41: "", " \n": ""},
-    },
+    last_boxed: TABLE["last_boxed"],
+    normalise: TABLE["normalise"],
+    parse_structure: {text: (kind, tuple(items)) for text, (kind, items) in TABLE["parse_structure"].items()},
     parse_number: {
         **{"18": (18, False), "-.5": (Fraction(-1, 2), False), "10%": (10, True), "1.2e5": (120_000, False)},
         **{r"-\frac{-1}{2}": (Fraction(1, 2), False), r"-1\frac{1}{2}": (Fraction(-3, 2), False)},
         **{"(3/4)": (Fraction(3, 4), False), "1.2*10^{-3}": (Fraction(12, 10_000), False)},
         **dict.fromkeys([r"3\frac{-1}{2}", r"\frac{1}{0}", "(18", "1_8", "١٨", "1e9999", "x"]),
-    },
-    parse_structure: {
-        **{"((18))": ("", ("18",)), "|x|": ("", ("|x|",)), "1,2": ("list", ("1", "2")), "(1,2)": ("()", ("1", "2"))},
-        **{r"\{1,2\}": ("set", ("1", "2")), r"\{\emptyset\}": ("set", (r"\emptyset",)), "[1,2)": ("[)", ("1", "2"))},
-        **{r"1\pm x": ("list", ("1+ x", "1- x")), "[1,2]": ("[]", ("1", "2"))},
-        **{r"(1\pm x,2)": ("()", ("1+ x", "1- x", "2")), "[1,2,3]": ("()", ("1", "2", "3"))},
-        "[[1,2],[3,4]]": ("matrix 2", ("1", "2", "3", "4")),
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": ("matrix 2", ("1", "2", "3", "4")),
-        r"\begin{pmatrix}1&2\\3\end{pmatrix}": ("", (r"\begin{pmatrix}1&2\\3\end{pmatrix}",)),
-        r"[0,1)\cup[2,3]": ("union", ("[0,1)", "[2,3]")),
     },
     split_unit: {
         **{"18": ("18", None, False), r"5\text{ cm}^{2}": ("5", CM2, False), "5 square cm": ("5", CM2, False)},

@@ -62,5 +62,6 @@ def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkey
     assert own.calls == 1
     monkeypatch.undo()
     own.stop()
+    own = Worker()
     assert own.compare("x+1", "1+x", None, 5.0)[0]
     own.stop()
