@@ -7,6 +7,7 @@ python -m gtpo.evaluation.chat outputs/RUN --temperature 1.0    # a prompt loop;
 """
 
 import argparse
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,10 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
-from gtpo.models.hub import is_hub_id
+from gtpo.models.hub import is_hub_id, is_tiny
 from gtpo.runs.script import run_script
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -37,6 +40,8 @@ def main() -> None:
     targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
     model = choose_model(targets, asked)
     check_base(model, targets)
+    if is_tiny(model):
+        logger.warning("the tiny model knows one kind of question: word problems like those of --dataset arithmetic")
     prompts = choose_prompts({}, targets, model)
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
     sampler = TransformersSampler(model, how, prompts[0])

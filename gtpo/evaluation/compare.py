@@ -165,22 +165,26 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
-    cells = [["Benchmark", "Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
+    cells = [["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
     for c in comparisons:
-        means = [f"{statistics.fmean(seeds):.1f}" for seeds in c.scores]
-        numbers = zip([*means, f"{c.difference:+.1f}"], c.errors, strict=True)
+        title = f"{BENCHMARK_TITLES.get(c.benchmark, c.benchmark)}, {c.metric}"
+        values = [f"{statistics.fmean(seeds):.1f}" for seeds in c.scores]
+        values.append(f"{c.difference:+.1f}")
+        for column, error in enumerate(c.errors):
+            if error is not None:
+                values[column] += f" ± {error:.1f}"
         low, high = c.interval
-        title = BENCHMARK_TITLES.get(c.benchmark, c.benchmark)
         counts = " / ".join(map(str, c.counts))
-        with_errors = [number if error is None else f"{number} ± {error:.1f}" for number, error in numbers]
-        cells.append([title, c.metric, *with_errors, f"{low:+.1f} to {high:+.1f}", counts])
-    lines, rule = lay_out(cells)
-    seeds = [len(scores) for scores in comparisons[0].scores]
+        cells.append([title, *values, f"{low:+.1f} to {high:+.1f}", counts])
     first, second = map(printable, names)
-    title = f"{second} minus {first}, in points; interval over {len(comparisons[0].differences)} problems, paired"
+    lines = [
+        f"{second} minus {first}, in points",
+        f"Interval over {len(comparisons[0].differences)} problems, paired",
+    ]
+    seeds = [len(scores) for scores in comparisons[0].scores]
     if max(seeds) > 1:
-        title += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
-    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
+        lines[1] += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
+    return "\n".join([*lines, *lay_out(cells, headers=1)])
 
 
 def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from gtpo.evaluation.targets import short_name
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
 MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
+WIDTH = 80  # columns of a terminal
 
 
 def format_table(entries: Sequence[Entry]) -> str:
@@ -18,12 +19,29 @@ def format_table(entries: Sequence[Entry]) -> str:
     return "\n\n".join(_block(name, [row for row in entries if row.benchmark == name]) for name in benchmarks)
 
 
-def lay_out(cells: Sequence[Sequence[str]]) -> tuple[list[str], str]:
-    """The lines of a table with aligned columns, and a rule as wide as they are; control characters are escaped."""
+def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
+    """Lines of a table with aligned columns and rules, at most 80 wide; control characters are escaped.
+
+    Columns that do not fit follow in tables below, each with the first column again.
+
+    Args:
+        cells: The text of each cell, by row.
+        headers: The number of rows above the second rule.
+    """
     shown = [[printable(cell) for cell in line] for line in cells]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]
-    return lines, "-" * max(map(len, lines))
+    first, *columns = ([cell.ljust(max(map(len, column))) for cell in column] for column in zip(*shown, strict=True))
+    tables = [[first]]
+    for column in columns:
+        width = sum(len(cells[0]) + 2 for cells in tables[-1]) + len(column[0])
+        if width > WIDTH and tables[-1] != [first]:
+            tables.append([first])
+        tables[-1].append(column)
+    lines = []
+    for table in tables:
+        rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]
+        rule = "-" * max(map(len, rows))
+        lines += [rule, *rows[:headers], rule, *rows[headers:], rule][bool(lines) :]
+    return lines
 
 
 def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
@@ -32,33 +50,45 @@ def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
 
 
 def _block(benchmark: str, rows: Sequence[Entry]) -> str:
-    """Title, header and rows of one benchmark, with rules between them."""
-    pass_columns, maj_columns = (
-        sorted({k for row in rows for k in columns_up_to(row.k, columns)}) for columns in (PASS_COLUMNS, MAJ_COLUMNS)
-    )
-    groups = [("Pass@k (%)", "pass", pass_columns), ("Maj@k (%)", "maj", maj_columns)]
+    """Title and tables of one benchmark; grader and dropped rows are the same for all rows."""
+    pass_columns = _columns(rows, PASS_COLUMNS)
+    maj_columns = _columns(rows, MAJ_COLUMNS)
+    sizes = {str(row.k): None for row in rows}
+    models = {short_name(row.origin.model): None for row in rows}
+    title = BENCHMARK_TITLES.get(benchmark, printable(benchmark))
+    lines = [
+        f"{title}: {rows[0].problems} problems, k = {' and '.join(sizes)}",
+        f"Base model: {printable(' and '.join(models))}",
+    ]
+    grader = rows[0].graded_by.get("grader")
+    if grader:
+        lines.append(f"Graded by {printable(grader)}")
+    dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
+    if dropped:
+        lines.append(f"Rows dropped: {', '.join(dropped)}")
     cells = [
-        ["", "", *(title for title, _, _ in groups), "Format", "Cut off", "Unreadable", "Pass@1"],
-        ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), *["(%)"] * 3, "95 % interval"],
+        ["", "Pass@k (%)", "Maj@k (%)", "Format", "Cut off", "Unreadable", "Pass@1"],
+        ["", _header(pass_columns), _header(maj_columns), "(%)", "(%)", "(%)", "95 % interval"],
     ]
     for row in rows:
         scores = row.scores
-        method = row.label if row.origin.adapter else "model" if row.label.startswith("model-") else "base"
-        model = short_name(row.origin.model) + (" (4-bit)" if row.settings.get("load_in_4bit") else "")
-        numbers = [_numbers(scores[name], ks) for _, name, ks in groups]
+        label = row.label + (" (4-bit)" if row.settings.get("load_in_4bit") else "")
         shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]
-        cells.append([model, method, *numbers, *shares, _interval(row.intervals["pass"])])
-        if _differs_leniently(scores, pass_columns, maj_columns):
+        numbers = [_numbers(scores["pass"], pass_columns), _numbers(scores["maj"], maj_columns)]
+        cells.append([label, *numbers, *shares, _interval(row.intervals["pass"])])
+        if _differs_leniently(scores):
             lenient = [_numbers(scores["pass_lenient"], pass_columns), _numbers(scores["maj_lenient"], maj_columns)]
-            cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row.intervals["pass_lenient"])])
-    lines, rule = lay_out(cells)
-    sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))
-    title = f"{BENCHMARK_TITLES.get(benchmark, printable(benchmark))}: {rows[0].problems} problems, k = {sizes}"
-    if grader := rows[0].graded_by.get("grader"):  # one --grader for all rows
-        title += f", graded by {printable(grader)}"
-    if dropped := ", ".join(f"{count} {reason}" for reason, count in rows[0].dropped.items()):
-        title += f"\nRows dropped: {dropped}"
-    return "\n".join([title, rule, *lines[:2], rule, *lines[2:], rule])
+            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
+    return "\n".join([*lines, *lay_out(cells, headers=2)])
+
+
+def _columns(rows: Sequence[Entry], of_paper: Sequence[int]) -> list[int]:
+    """The columns of all rows."""
+    return sorted({k for row in rows for k in columns_up_to(row.k, of_paper)})
+
+
+def _header(ks: Sequence[int]) -> str:
+    return " ".join(f"{k:>5}" for k in ks)
 
 
 def _numbers(scores: Mapping[str, float], ks: Sequence[int]) -> str:
@@ -70,9 +100,10 @@ def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
     return f"{low:.1f} to {high:.1f}"
 
 
-def _differs_leniently(scores: Mapping[str, Any], pass_columns: Sequence[int], maj_columns: Sequence[int]) -> bool:
-    """Whether a lenient score of the table is over a point from the strict one; a user's grader gives none."""
-    shown = [("pass", str(k)) for k in pass_columns] + [("maj", str(k)) for k in maj_columns]
-    return "pass_lenient" in scores and any(
-        abs(scores[f"{metric}_lenient"][k] - scores[metric][k]) > 1 for metric, k in shown if k in scores[metric]
-    )
+def _differs_leniently(scores: Mapping[str, Any]) -> bool:
+    """Whether a lenient score is over a point from the strict one; a user's grader gives none."""
+    for metric in ("pass", "maj"):
+        lenient = scores.get(f"{metric}_lenient", {})
+        if any(abs(lenient[k] - scores[metric][k]) > 1 for k in lenient):
+            return True
+    return False

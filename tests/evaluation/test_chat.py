@@ -85,3 +85,16 @@ def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, mo
     monkeypatch.setattr(sys, "argv", f"chat {outputs}/older --temperature 0.7 --seed 3 --max_new_tokens 9".split())
     chat.main()
     assert samplings == [Sampling(1, 0.7, 1.0, 3, 9, 1, load_in_4bit=True)]
+
+
+def test_the_tiny_model_says_what_it_knows(
+    adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shown(["tiny", QUESTION], monkeypatch, capsys)
+    assert "word problems like those of --dataset arithmetic" in caplog.text
+    caplog.clear()
+    shown([str(adapters[0]), QUESTION], monkeypatch, capsys)  # of another base
+    assert "word problems" not in caplog.text

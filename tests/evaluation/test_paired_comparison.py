@@ -76,12 +76,17 @@ def test_seeds_by_hand() -> None:
     # standard deviation / sqrt(n): 50 / sqrt(2) / sqrt(2), and 25 / sqrt(3)
     assert found.errors == pytest.approx((25, 25 / math.sqrt(3), math.hypot(25, 25 / math.sqrt(3))))
     screen = format_comparisons([found])
-    title, _, header, _, row, _ = screen.splitlines()
-    assert title == "b minus a, in points; interval over 2 problems, paired; ± standard error over 2 and 3 seeds"
-    assert header.split("  ")[0] == "Benchmark"
+    title, about, _, header, _, row, _, header_below, _, row_below, _ = screen.splitlines()
+    assert title == "b minus a, in points"
+    assert about == "Interval over 2 problems, paired; ± standard error over 2 and 3 seeds"
+    assert header.split() == ["Score", "a", "b", "Difference", "95", "%", "interval"]
     assert [cell.strip() for cell in row.split("  ") if cell] == [
-        *("AMC 2023", "pass@1", "75.0 ± 25.0", "25.0 ± 14.4", "-50.0 ± 28.9", "-66.7 to -33.3", "0 / 2 / 0")
+        *("AMC 2023, pass@1", "75.0 ± 25.0", "25.0 ± 14.4", "-50.0 ± 28.9", "-66.7 to -33.3")
     ]
+    assert (header_below.split()[1:], row_below.split()[3:]) == (
+        ["Win", "/", "loss", "/", "tie"],
+        ["0", "/", "2", "/", "0"],
+    )
 
 
 def test_one_seed_has_no_error_and_control_characters_are_escaped() -> None:
