@@ -134,7 +134,7 @@ LIMITS = {
     "cli": Limit(6_900, 12.10),
     "data": Limit(10_450, 11.00),
     "evaluation": Limit(15_600, 11.80),
-    "forward": Limit(12_400, 11.05),
+    "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
     "models": Limit(7_950, 9.95),
     "reports": Limit(6_500, 11.99),

@@ -40,7 +40,7 @@ def supports(model: Any) -> bool:
     )
 
 
-def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def next_logits(model: Any, cache: Any, length: int) -> Callable[..., Tensor]:
     """A function of one token per row (B,), its positions (B,) and the mask (B, L) of the cache and it: logits (B, V).
 
     ``model`` is one that :func:`supports` accepts; its weights are copied. ``cache`` has keys and values of the tokens

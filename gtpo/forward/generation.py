@@ -142,10 +142,12 @@ def _decode(
 
 def _prefill(model: Any, cache: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits after each prompt, (B, V); each distinct prompt runs once, and the cache then has a row for each of B."""
-    prompt_of_row, first_row = _distinct(input_ids, attention_mask)
-    mask = attention_mask[first_row]
+    width = input_ids.shape[1]
+    both = torch.cat([input_ids, attention_mask], dim=1)
+    distinct, prompt_of_row = both.unique(dim=0, return_inverse=True)
+    mask = distinct[:, width:]
     output = model(
-        input_ids=input_ids[first_row],
+        input_ids=distinct[:, :width],
         attention_mask=None if mask.all() else mask,
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
         past_key_values=cache,
@@ -165,15 +167,6 @@ def _next_logits(model: Any, cache: Any, tokens: Tensor, positions: Tensor, mask
         **_CALL,
     )
     return output.logits[:, -1]
-
-
-def _distinct(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[int]]:
-    """For each row the number of its prompt, shape (B,), and for each distinct prompt its first row."""
-    keys = torch.cat([input_ids, attention_mask], dim=1).tolist()
-    numbers: dict[tuple[int, ...], int] = {}
-    prompt_of_row = [numbers.setdefault(tuple(key), len(numbers)) for key in keys]
-    first_row = [prompt_of_row.index(number) for number in range(len(numbers))]
-    return torch.tensor(prompt_of_row, device=input_ids.device), first_row
 
 
 def _sample(scores: Tensor, draws: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: N tokens, H hidden size, V vocabulary; R rows and C columns of a tile. N
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from traceback import format_exception_only
@@ -109,12 +109,9 @@ def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) ->
     tokens = len(targets)
     vocabulary = len(head.weight)
     width = head.weight.shape[-1]
-    tensors = [hidden, head.weight, targets, grad_rows]
-    expected = [(tokens, width), (vocabulary, width), (tokens,), (tokens,)]
-    if head.bias is not None:
-        tensors.append(head.bias)
-        expected.append((vocabulary,))
-    shapes = [tuple(tensor.shape) for tensor in tensors]
+    bias = head.weight[..., 0] if head.bias is None else head.bias
+    expected = [(tokens, width), (vocabulary, width), (tokens,), (tokens,), (vocabulary,)]
+    shapes = [tuple(tensor.shape) for tensor in (hidden, head.weight, targets, grad_rows, bias)]
     if shapes != expected:
         raise ValueError(
             f"expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got {shapes}: flatten "
@@ -319,7 +316,7 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
     so, sz = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)  # (N,) each
     direction = hidden.new_zeros(hidden.shape if needs_grad is not None else 0)
 
-    def work(row_tiles: Iterable[tuple[Tensor, bool]]) -> None:
+    def work(row_tiles: Any) -> None:
         logits = hidden.new_empty(plan.elements, dtype=plan.tile_dtype)
         e = logits if plan.is_portable else torch.empty_like(logits, dtype=head.matmul_dtype)
         for rows, with_gradient in row_tiles:
@@ -403,7 +400,7 @@ def _subtract_from_target(others: Tensor, so: Tensor, head: _Head, targets: Tens
         others[rows] = (own_row - mean_row) * head.gain
 
 
-def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], device: torch.device) -> None:
+def _in_threads(work: Callable[..., None], items: list[Any], device: torch.device) -> None:
     """``work`` on the items; on a CPU in as many Python threads as PyTorch has, each of which takes the next free item.
 
     The operations on a tile are many and short. Threads of PyTorch that share each of them mostly wait for one another,
@@ -429,7 +426,7 @@ def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], dev
         torch.set_num_threads(allowed)  # of threads that are yet to start
 
 
-def _row_tiles(needs_grad: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:
+def _row_tiles(needs_grad: Tensor | None, rows: int, size: int, device: torch.device) -> list[Any]:
     """Indices of up to ``size`` rows that need a gradient, True; then those of the others, False."""
     if needs_grad is None:
         parts = [(torch.arange(rows, device=device), False)]

@@ -286,7 +286,7 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool
 def positions_depend_on_length(model: torch.nn.Module) -> bool:
     """Whether the frequencies of the rotary positions follow the longest row of a batch (``dynamic``, ``longrope``)."""
     rope_types = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # Gemma 3: one per kind of layer
-    return any(name in rope_type for name in ("dynamic", "longrope") for rope_type in rope_types)
+    return any("dynamic" in rope_type or "longrope" in rope_type for rope_type in rope_types)
 
 
 @torch.no_grad()

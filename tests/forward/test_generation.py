@@ -205,7 +205,7 @@ def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> N
 def test_an_exception_restores_the_layers() -> None:
     model = tiny_llama()
     expected = naive_logits(model, [5, 6])
-    for target in ("_sample", "_distinct"):
+    for target in ("_sample", "_prefill"):
         with mock.patch.object(generation, target, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             generate(model.get_base_model(), *ONE, settings())
     second = model.get_base_model().model.layers[1].self_attn.q_proj
