@@ -4,7 +4,7 @@ import re
 
 from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import equivalent
-from gtpo.grading.latex import boxes_of_last_line
+from gtpo.grading.latex import joined_boxes
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
@@ -47,4 +47,4 @@ def gold_in(text: str) -> str:
     marked = _MARKED.search(text.strip())
     if marked and "\\boxed" not in marked["gold"]:
         return marked["gold"].strip()
-    return boxes_of_last_line(text) or text
+    return joined_boxes(text) or text

@@ -71,7 +71,15 @@ def _split_box(text: str) -> tuple[str | None, str]:
     return (text[1:end].strip() or None if end else None), text[end + 1 :]
 
 
-def boxes_of_last_line(text: str) -> str | None:
+def boxes_of_last_line(text: str) -> list[str]:
+    r"""The contents of every ``\boxed`` of the last line that has one."""
+    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    line = text[text.rfind("\n", 0, max(last, 0)) + 1 :]
+    contents = [_split_box(piece)[0] for piece in _BOX.split(line)[1:][-_MAX_BOXES:]]
+    return [content for content in contents if content is not None]
+
+
+def joined_boxes(text: str) -> str | None:
     r"""The content of the last ``\boxed``; with others before it that only commas, "and" or "or" separate, a list."""
     contents: list[str] = []
     for piece in reversed(_BOX.split(text)[1:][-_MAX_BOXES:]):

@@ -11,15 +11,30 @@ from typing import NamedTuple
 from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import is_correct
 from gtpo.grading.extract import extract_answer
-from gtpo.grading.latex import TEXT, last_boxed
+from gtpo.grading.latex import TEXT, boxes_of_last_line, last_boxed
 from gtpo.grading.normal_form import normalise
 from gtpo.grading.numerals import DECIMAL
+from gtpo.grading.structure import parse_structure
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 _INTEGER = r"[0-9]{1,3}(?:(?:,|\{,\}|,\\!|\\,)[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"  # with thousands separators
-_NUMBER = re.compile(
-    rf"(?P<sign>(?<![\w)}}\]])[-\u2212]\s?)?\\?\$?(?:\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}"
-    rf"|(?:{_INTEGER}|{DECIMAL})(?:\s?/\s?[0-9]+|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})?)(?:\s?\\?%)?"
+_TEN = r"\s?(?:\*|\u00d7|x|\\times|\\cdot)\s?10\s?(?:\^\s?\{?-?[0-9]+\}?|[⁻⁰¹²³⁴-⁹]+)"  # 5 x 10^3
+_POWER = rf"{_TEN}|[eE][-+]?[0-9]{{1,3}}(?![0-9A-Za-z])"
+_PART = r"[¼-¾⅐-⅞]"  # ½
+_RATIO = rf"\s?/\s?[0-9]+|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}}|{_PART}"
+_NUMBER = (
+    rf"(?:(?<![\w)}}\]])[-\u2212]\s?)?\\?\$?(?:\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}|{_PART}"
+    rf"|(?:{_INTEGER}|{DECIMAL})(?:{_POWER}|{_RATIO})?)(?:\s?\\?%)?"
+)
+_UNIT = re.compile(  # what can be an answer; a formula, a pair and an interval only as a whole
+    r"\$\$?(?=[^\s$])(?P<dollars>[^$]++)(?<!\s)\$\$?(?![0-9])|\\[(\[](?P<brackets>(?:(?!\\[()\[\]]).)*+)\\[)\]]"
+    rf"|(?P<group>[\[(][^\[\]()a-zA-Z]*+[\])])|(?P<number>{_NUMBER})",
+    re.DOTALL,
+)
+# before a number in a word or a formula
+_INSIDE = re.compile(r"(?:[A-Za-z√_^/]|(?<=[\w)}])\*|(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\Z")
+_GOES_ON = re.compile(  # after a number: 2x, not 2 km; 2^3, 2\sqrt{3}
+    r"[a-zA-Z](?![a-zA-Z])(?<![mgshlLJNWVKC])|\s?[\^_]|\s?\\(?:sqrt|pi|cdot|times|frac|pm|log|ln|sin|cos|tan|infty)"
 )
 # a capital letter alone; "A car" is none
 _CHOICE = re.compile(r"(?<![A-Za-z\\'])(?:[B-HJ]|A(?!\s+[a-z]))(?![A-Za-z'])")
@@ -50,14 +65,32 @@ def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:
     r"""The answer of a completion in any format; None if it has none. Runs in linear time.
 
     ``answer`` is that of its block; a sentence ("She makes 18 dollars a day.") is read like the rest of the text. Of
-    ``gold`` only matters whether it is a choice, one letter from A to J.
+    ``gold`` only matters whether it is a list, or a choice, one letter from A to J.
     """
+    whole = re.fullmatch(TEXT, gold.strip())
+    form = normalise(whole["content"] if whole else gold)
     if boxed := last_boxed(text):
-        return boxed
+        is_list = parse_structure(form)[0] in ("list", "set")
+        return ", ".join(boxes_of_last_line(text)) if is_list else boxed
     if answer is not None and not _PROSE.search(re.sub(TEXT, "", answer)):
         return answer
-    whole = re.fullmatch(TEXT, gold.strip())
-    is_choice = re.fullmatch(r"\(?[A-J]\)?", normalise(whole["content"] if whole else gold))
-    pattern = _CHOICE if is_choice else _NUMBER
-    last = next(iter(deque(pattern.finditer(text), maxlen=1)), None)
-    return last[0] if last else answer
+    if re.fullmatch(r"\(?[A-J]\)?", form):
+        last = next(iter(deque(_CHOICE.finditer(text), maxlen=1)), None)
+        return last[0] if last else answer
+    for unit in reversed(list(_UNIT.finditer(text))):
+        if (found := _read_unit(unit, text)) is not None:
+            return found
+    return answer
+
+
+def _read_unit(unit: re.Match[str], text: str) -> str | None:
+    """The answer in a part of a text; None for a number in a word or a formula, and for a formula without a number."""
+    formula = unit["dollars"] or unit["brackets"]
+    if formula is not None:
+        return formula if re.search(r"[0-9]", formula) and not _PROSE.search(re.sub(TEXT, "", formula)) else None
+    if unit["group"] is not None:
+        inside = unit["group"][1:-1]
+        number = re.fullmatch(_NUMBER, inside.strip())
+        return inside if number else unit["group"] if re.search(r"[0-9]", inside) else None
+    before, after = text[max(unit.start() - 12, 0) : unit.start()], unit.end()
+    return None if _INSIDE.search(before) or _GOES_ON.match(text, after) else unit[0]
