@@ -56,6 +56,8 @@ def check_first_rows(
 
     ``prompts`` are conversations; ``scored``: which of format and accuracy count.
     """
+    if not hasattr(tokenizer, "get_chat_template"):
+        return  # Mistral's own, which renders and decodes in its own way
     chosen = range(0, len(prompts), -(-len(prompts) // MOST_ROWS) or 1)
     faults = {}
     for row in chosen:

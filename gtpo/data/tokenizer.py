@@ -112,11 +112,14 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     return next(filter(is_free, (*PAD_TOKENS[:-1], *reserved, *others, PAD_TOKENS[-1])), None)
 
 
-def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
-    """A conversation as text, by the tokenizer's chat template; UsageError where that fails.
+def check_template(tokenizer: Any, messages: Messages, /, **options: Any) -> None:
+    """UsageError if the chat template fails on a conversation, does not end, or fills the memory.
 
-    The template may be a stranger's. It is tried in another process, with limits of time and memory (render.py).
+    The template may be a stranger's: it is tried in another process, with limits of time and memory (render.py). A
+    tokenizer without templates (Mistral's own) passes.
     """
+    if not hasattr(tokenizer, "get_chat_template"):
+        return
     variables = {
         **tokenizer.special_tokens_map,
         "messages": messages,
@@ -132,6 +135,11 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     if fault:
         where = f"chat template (--chat_template, or that of {tokenizer.name_or_path})"
         raise UsageError(f"{where}: {printable(fault).rstrip('.')}.")
+
+
+def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
+    """A conversation as text, by the tokenizer's chat template."""
+    check_template(tokenizer, messages, **options)
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
     return text
 
@@ -139,8 +147,8 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
     options = {"add_generation_prompt": True, **template_kwargs}
-    text = render(tokenizer, messages, **options)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    check_template(tokenizer, messages, **options)
+    ids: list[int] = tokenizer.apply_chat_template(messages, return_dict=False, **options)
     if not ids:
         raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
     return ids
