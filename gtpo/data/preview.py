@@ -32,17 +32,12 @@ class Preview(NamedTuple):
     def lines(self) -> list[str]:
         """For ``--dry_run``."""
         accuracy = "no gold answer" if self.is_correct is None else f"accuracy {10 * self.is_correct} of 10"
-        scores = f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
-        parts = [
-            "The prompt of the first row:",
-            *self.prompt.splitlines(),
-            "",
-            "A completion with its gold answer, as the rewards see it:",
-            *self.completion.splitlines(),
-            "",
-            scores,
-        ]
-        return [*parts, f"error: {self.fault}"] if self.fault else parts
+        text = (
+            f"The prompt of the first row:\n{self.prompt}\n\n"
+            f"A completion with its gold answer, as the rewards see it:\n{self.completion}\n\n"
+            f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
+        )
+        return [*text.splitlines(), *([f"error: {self.fault}"] if self.fault else [])]
 
 
 def check_first_rows(
@@ -97,7 +92,7 @@ def look(
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
     correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
-    fault = _lost_question(prompt, text) or _early_end(tokenizer, ids, form)
+    fault = _lost_question(prompt, text) or _early_end(tokenizer, ids)
     loses_reward = ("format" in scored and not follows) or ("accuracy" in scored and correct is False)
     if fault is None and loses_reward:
         fault = _reason(written, seen, prefill, form)
@@ -140,13 +135,11 @@ def _reason(written: str, seen: str, prefill: str, form: PromptFormat) -> str:
     return f"a completion with the gold answer is not correct, the rewards see {seen!r}: correct --answer_column"
 
 
-def _early_end(tokenizer: Any, ids: Sequence[int], form: PromptFormat) -> str | None:
+def _early_end(tokenizer: Any, ids: Sequence[int]) -> str | None:
     """A tag or an answer in which an end token stands, so that the completion would end there."""
     ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
     inside = [token for token in ids if token in ends]
     if not inside:
         return None
     end = tokenizer.decode(inside[:1])
-    tags = [tag for tag in form.tags if end in tag]
-    where = f"the tag {tags[0]}" if tags else "the gold answer"
-    return f"{where} contains {end}, which ends a completion: name other --tags, or correct --answer_column"
+    return f"a tag or the gold answer contains {end}, which ends a completion: name other --tags, or correct the answer"

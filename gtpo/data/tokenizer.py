@@ -11,7 +11,7 @@ from typing import Any
 
 from gtpo.arguments import PromptArguments
 from gtpo.errors import UsageError, printable
-from gtpo.grading.worker import Worker, shared
+from gtpo.grading.worker import Worker
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ PLAIN_TEMPLATE = (  # of a model without a template
 
 TEMPLATE_SECONDS = 5.0  # for one conversation; templates take milliseconds
 
-_renderer = shared(Worker(Path(__file__).with_name("render.py"), needs="jinja2"))
+_renderer = Worker(Path(__file__).with_name("render.py"), needs="jinja2")
 _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
 

@@ -9,13 +9,14 @@ from decimal import Decimal
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.grading import gold_in, listed
+from gtpo.grading import last_boxed, listed
 
 MISSING = {"nan", "n/a", "n.a.", "#n/a", "none", "null", "<na>"}  # texts of a missing value, in any case
 MISSING_AS_WRITTEN = {"NA", "-", "--", "—", "?", "??", "..."}  # Na is sodium
 DECIMAL_COMMA = re.compile(r"-?[\d.]+,\d+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 _ROUNDED = re.compile(r"-?\d{16,}\.0")  # a float as pandas writes it to CSV
+_MARKED = re.compile(r"####(?P<gold>[^\n#]+)\Z")  # the end of a GSM8K solution, also on one line
 _EXACT = 2**53  # integers from here on are not all floats
 _CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
@@ -37,13 +38,10 @@ def is_missing(value: Any) -> bool:
 
 def to_text(value: Any, where: str) -> str:
     """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
-    if isinstance(value, dict):
-        name = where.rpartition(" ")[2].strip("'")
-        fields = ", ".join(f"{name}.{key}" for key in value)
-        raise UsageError(f"{where} is an object: expected a string or a number, name one of its fields: {fields}.")
     is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
     if not (is_number or isinstance(value, str)) or value in (math.inf, -math.inf):
-        raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
+        found = reprlib.repr(value)
+        raise UsageError(f"{where} is {found}: expected a string or a number (of an object a field, as COLUMN.FIELD).")
     is_rounded = isinstance(value, str) and _ROUNDED.fullmatch(value.strip()) and abs(float(value)) >= _EXACT
     if is_rounded or (isinstance(value, float) and abs(value) >= _EXACT):
         raise UsageError(
@@ -64,6 +62,17 @@ def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: s
     if len(texts) == 1 or answer_list == "all":
         return ", ".join(texts)
     return json.dumps(texts, ensure_ascii=False)
+
+
+def gold_in(text: str) -> str:
+    """The gold answer in a column of your data: of a whole solution what follows its last ``####``, or its last box.
+
+    Another text is the answer itself.
+    """
+    marked = _MARKED.search(text.strip())
+    if marked and "\\boxed" not in marked["gold"]:
+        return marked["gold"].strip()
+    return last_boxed(text) or text
 
 
 def elements_of(value: Any) -> list[Any] | None:

@@ -34,7 +34,6 @@ from gtpo.grading.algebra import math_verify_accepts as math_verify_accepts
 from gtpo.grading.compare import equivalent as equivalent
 from gtpo.grading.compare import is_correct as is_correct
 from gtpo.grading.extract import extract_answer as extract_answer
-from gtpo.grading.extract import gold_in as gold_in
 from gtpo.grading.extract import gsm8k_gold as gsm8k_gold
 from gtpo.grading.latex import last_boxed as last_boxed
 from gtpo.grading.lenient import Verdicts as Verdicts

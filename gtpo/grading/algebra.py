@@ -70,10 +70,10 @@ def listed(text: str) -> list[str] | None:
     """The elements of a list of strings that is written as text, in JSON or as Python and NumPy print it; else None."""
     text = text.strip()
     with contextlib.suppress(ValueError, RecursionError):
-        if text.startswith('["'):
-            found = json.loads(text)
-            return found if all(isinstance(each, str) for each in found) else None
-    if not text.startswith(("['", '["', "('", '("', "array([")) or not _LIST.fullmatch(text):
+        found = json.loads(text) if text.startswith("[") else []
+        if found and all(isinstance(each, str) for each in found):
+            return list(found)
+    if not _LIST.fullmatch(text):
         return None
     return [re.sub(r"\\([\\'\"])", r"\1", element[1:-1]) for element in re.findall(_STRING, text)]
 

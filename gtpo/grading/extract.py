@@ -1,10 +1,7 @@
-"""Reads the answer out of a completion, and the gold answer out of a solution."""
-
-import re
+"""Reads the answer out of a completion, and the gold answer out of a GSM8K solution."""
 
 from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import equivalent
-from gtpo.grading.latex import joined_boxes
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
@@ -34,17 +31,3 @@ def gsm8k_gold(answer_text: str) -> str | None:
     """The gold answer of a GSM8K solution: the text after its last ``#### ``, without commas; None if there is none."""
     _, mark, gold = answer_text.rpartition("#### ")
     return gold.replace(",", "").strip() or None if mark else None
-
-
-_MARKED = re.compile(r"####(?P<gold>[^\n#]+)\Z")  # the end of a GSM8K solution, also on one line
-
-
-def gold_in(text: str) -> str:
-    """The gold answer in a column of your data: of a whole solution what follows its last ``####``, or its last box.
-
-    Another text is the answer itself.
-    """
-    marked = _MARKED.search(text.strip())
-    if marked and "\\boxed" not in marked["gold"]:
-        return marked["gold"].strip()
-    return joined_boxes(text) or text

@@ -52,12 +52,11 @@ def last_boxed(text: str) -> str | None:
     Braces are matched, because 23 % of MATH gold answers contain nested braces. ``\boxed 2`` and ``\boxed {17}`` occur
     in MATH as well.
     """
-    *_, box = _BOX.split(text)
-    return _split_box(box)[0] if _BOX.search(text) else None
+    boxes = _BOX.split(text)
+    return _split_box(boxes[-1])[0] if len(boxes) > 1 else None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)")
-_BETWEEN_BOXES = re.compile(r"(?:[\s$.,;:]|\\(?:q?quad|text\{\s*(?:and|or)\s*\})|\b(?:and|or)\b)*")
 _MAX_BOXES = 64
 
 
@@ -77,14 +76,3 @@ def boxes_of_last_line(text: str) -> list[str]:
     line = text[text.rfind("\n", 0, max(last, 0)) + 1 :]
     contents = [_split_box(piece)[0] for piece in _BOX.split(line)[1:][-_MAX_BOXES:]]
     return [content for content in contents if content is not None]
-
-
-def joined_boxes(text: str) -> str | None:
-    r"""The content of the last ``\boxed``; with others before it that only commas, "and" or "or" separate, a list."""
-    contents: list[str] = []
-    for piece in reversed(_BOX.split(text)[1:][-_MAX_BOXES:]):
-        content, rest = _split_box(piece)
-        if content is None or (contents and not _BETWEEN_BOXES.fullmatch(rest)):
-            break
-        contents.insert(0, content)
-    return ", ".join(contents) or None

@@ -5,7 +5,6 @@ last choice if the gold answer is one). A completion that is strictly correct is
 """
 
 import re
-from collections import deque
 from typing import NamedTuple
 
 from gtpo.grading.algebra import TimeBudget
@@ -28,7 +27,7 @@ _NUMBER = (
 )
 _UNIT = re.compile(  # what can be an answer; a formula, a pair and an interval only as a whole
     r"\$\$?(?=[^\s$])(?P<dollars>[^$]++)(?<!\s)\$\$?(?![0-9])|\\[(\[](?P<brackets>(?:(?!\\[()\[\]]).)*+)\\[)\]]"
-    rf"|(?P<group>[\[(][^\[\]()a-zA-Z]*+[\])])|(?P<number>{_NUMBER})",
+    rf"|(?P<group>[\[(][^\[\]()a-zA-Z,]*+,[^\[\]()a-zA-Z]*+[\])])|(?P<number>{_NUMBER})",
     re.DOTALL,
 )
 # before a number in a word or a formula
@@ -74,11 +73,10 @@ def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:
         return ", ".join(boxes_of_last_line(text)) if is_list else boxed
     if answer is not None and not _PROSE.search(re.sub(TEXT, "", answer)):
         return answer
-    if re.fullmatch(r"\(?[A-J]\)?", form):
-        last = next(iter(deque(_CHOICE.finditer(text), maxlen=1)), None)
-        return last[0] if last else answer
-    for unit in reversed(list(_UNIT.finditer(text))):
-        if (found := _read_unit(unit, text)) is not None:
+    is_choice = re.fullmatch(r"\(?[A-J]\)?", form)
+    for unit in reversed([*(_CHOICE if is_choice else _UNIT).finditer(text)]):
+        found = unit[0] if is_choice else _read_unit(unit, text)
+        if found is not None:
             return found
     return answer
 
@@ -89,8 +87,6 @@ def _read_unit(unit: re.Match[str], text: str) -> str | None:
     if formula is not None:
         return formula if re.search(r"[0-9]", formula) and not _PROSE.search(re.sub(TEXT, "", formula)) else None
     if unit["group"] is not None:
-        inside = unit["group"][1:-1]
-        number = re.fullmatch(_NUMBER, inside.strip())
-        return inside if number else unit["group"] if re.search(r"[0-9]", inside) else None
-    before, after = text[max(unit.start() - 12, 0) : unit.start()], unit.end()
-    return None if _INSIDE.search(before) or _GOES_ON.match(text, after) else unit[0]
+        return unit["group"] if re.search(r"[0-9]", unit["group"]) else None
+    start, end = unit.span()
+    return None if _INSIDE.search(text, max(start - 12, 0), start) or _GOES_ON.match(text, end) else unit[0]

@@ -130,9 +130,13 @@ class CheckedReward:
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
         bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
-        arguments = {name: _copied(value) for name, value in kwargs.items() if name not in bound}
+        arguments = {
+            name: copy.deepcopy(value) if isinstance(value, list) else value
+            for name, value in kwargs.items()
+            if name not in bound
+        }
         if self.prefill:
-            arguments["completions"] = [_prefilled(completion, self.prefill) for completion in kwargs["completions"]]
+            arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
         for log in OF_RUNS.keys() & arguments.keys():
             arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
@@ -169,7 +173,6 @@ class CheckedReward:
             for name, value in kwargs.items():
                 is_column = isinstance(value, list) and len(value) == count
                 alone[name] = [value[row]] if is_column else value
-            alone |= dict.fromkeys(OF_RUNS.keys() & kwargs.keys(), _ignored)
             try:
                 self.function(**self._arguments(alone))
             except (Exception, SystemExit):
@@ -203,38 +206,17 @@ class _CheckedAsyncReward(CheckedReward):
             return self._failed(error, kwargs, None)
 
 
-def _ignored(*_: Any) -> None:
-    """For ``log_metric`` of a call that only looks for an error."""
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a column, in which a function can change nothing for others; of other values the value itself."""
-    if isinstance(value, list):
-        return [_copied(element) for element in value]
-    if isinstance(value, dict):
-        return {key: _copied(element) for key, element in value.items()}
-    return value
-
-
 def _place(error: BaseException) -> str:
     """File and line of the user's function where it raised: not of a library that it calls."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    if not frames:
-        return "in its call"
-    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
-    return f"{Path(last.filename).name}, line {last.lineno}"
+    of_user = [frame for frame in frames if frame.filename == frames[0].filename]
+    return "".join(f"{Path(frame.filename).name}, line {frame.lineno}" for frame in of_user[-1:])
 
 
 def _described(kwargs: Mapping[str, Any], row: int) -> str:
-    """A row for a message: its prompt, completion and answer, shortened."""
-    parts = []
-    for name in ("prompts", "completions", "answer"):
-        values = kwargs.get(name)
-        if isinstance(values, list) and row < len(values):
-            value = values[row]
-            text = value[-1].get("content") if isinstance(value, list) and value else value
-            parts.append(f"{name.removesuffix('s')} {shorten(str(text), 80)!r}")
-    return f"row {row + 1} of the batch: {', '.join(parts)}"
+    """A row for a message: the start of each of its values."""
+    columns = {name: shorten(str(kwargs[name][row]), 120) for name in ("completions", "answer") if name in kwargs}
+    return f"row {row + 1} of the batch: {columns}"
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:

@@ -32,13 +32,16 @@ class Worker:
     """
 
     def __init__(self, script: Path | None = None, needs: str = "math-verify and sympy") -> None:
-        self.script, self.needs = script or SCRIPT, needs
+        self.script, self.needs = script, needs
         self.calls = 0  # comparisons that reached sympy; the exact rules decide all others
         self.timeouts = 0  # counted by compare.equivalent
         self.process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_ready = False
         self._lock = threading.Lock()
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self.reset_after_fork)
 
     def compare(
         self, a: str, b: str, tolerance: Fraction | None, limit: float, alone: bool = False
@@ -107,7 +110,7 @@ class Worker:
             message = self._first_message(self._connection)
             if message != "ready":
                 self.stop()
-                raise RuntimeError(f"{self.script.name} did not start ({message}): install {self.needs}")
+                raise RuntimeError(f"the process did not start ({message}): install {self.needs}")
             self._is_ready = True
         return self._connection
 
@@ -115,7 +118,7 @@ class Worker:
         ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", str(self.script), str(theirs.fileno()), *filter(None, sys.path)],
+                [sys.executable, "-I", str(self.script or SCRIPT), str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,
@@ -136,15 +139,7 @@ class Worker:
             return "it exited immediately"
 
 
-def shared(worker: Worker) -> Worker:
-    """A worker that ends with this process, and that a forked process starts again."""
-    atexit.register(worker.stop)
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=worker.reset_after_fork)
-    return worker
-
-
-shared_worker = shared(Worker())
+shared_worker = Worker()
 
 
 def timeouts() -> int:

@@ -44,8 +44,9 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
     if len(rows) < prompts:
-        fix = "add --prompts_per_step 1" if settings.reward else "lower --per_device_train_batch_size"
-        raise UsageError(f"{len(rows)} training rows are too few for a step of {prompts} prompts: {fix}.")
+        raise UsageError(
+            f"{len(rows)} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1."
+        )
     settings.made_from |= made_from(settings, rows, held_out)
     run = RunDirectory(settings.output_dir)
     start = settings.run

@@ -51,9 +51,9 @@ CASES: dict[str, tuple[list[str], str, dict[str, Any], str, str | None]] = {
         CHATML,
         {"tags": "<r> <|im_end|> <a> </a>"},
         "4",
-        "tag <.im_end.> contains <.im",
+        "a tag or the gold answer contains <.im_end.>",
     ),
-    "end in the gold": (SMOLLM2["specials"], CHATML, {}, "4<|im_end|>", "the gold answer contains <.im_end.>"),
+    "end in the gold": (SMOLLM2["specials"], CHATML, {}, "4<|im_end|>", "a tag or the gold answer contains <.im_end.>"),
     "template writes the first tag": (SMOLLM2["specials"], WRITES_TAGS, {}, "4", None),
     "template writes another tag": (
         SMOLLM2["specials"],

@@ -57,7 +57,7 @@ CASES = [
     ("5 of them, 2x more", "5", "5", False, True),
     (r"it is 2\sqrt{3}", "3", None, False, False),
     ("2^10", "10", None, False, False),
-    ("(1+√5)/2", "2", "(1+√5)", False, False),
+    ("(1+√5)/2", "2", "1", False, False),
     ("walks 12km", "12", "12", False, True),
     ("so $x = 5$ holds", "5", "x = 5", False, True),
     (r"thus \(n = 12\).", "12", "n = 12", False, True),

@@ -40,7 +40,7 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: Callable
     assert re.search(
         r"the reward rw\.py:late raised KeyError: 'weird row' \(rw\.py, line 11\) for row 1 of the batch", last
     ), last
-    assert "completion '" in last and "answer '" in last and "prompt '" in last
+    assert "'completions': " in last and "'answer': " in last
     assert "--resume outputs/late" in last
     log = re.search(r"(\S+\.log) has the traceback", last)
     assert log and 'raise KeyError("weird row")' in Path(log[1]).read_text()
@@ -68,7 +68,7 @@ def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script
 
 # Body of a reward of two completions -> what the message names besides the error.
 PLACES = [
-    ("return [1 / (text == 'a') for text in completions]", r"line 4\) for row 2 of the batch: completion 'b'"),
+    ("return [1 / (text == 'a') for text in completions]", r"line 4\) for row 2 of the batch: {'completions': 'b'}"),
     ("import json\n    return [json.loads(text) for text in completions]", r"line 5\) for row 1 of the batch"),
     ("return [completions[1 - i][9] for i in (0, 1)]", r"line 4\) for row 1"),
     ("if len(completions) > 1:\n        raise OSError('busy')\n    return [1.0]", r"line 5\)$"),  # of no row alone
