@@ -278,7 +278,7 @@ def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experime
     for (model, benchmark, checkpoint), runs in together.items():
         sampling, name = spec["evaluation"][benchmark], Path(model).name
         directory = root / ("greedy" if benchmark.endswith(GREEDY) else "evaluation")
-        flags = to_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
+        flags = to_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": str(directory)})
         samples = sampling["k"] * (sampling.get("limit") or SOURCES[f"test/{benchmark}"].rows)
         samples *= len(runs) + (checkpoint == "last")  # and the base
         cost = samples * spec["seconds_per_sample"][name] / (60 if UNITS[scale] == "CPU minutes" else 3600)

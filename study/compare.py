@@ -91,8 +91,8 @@ def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experim
 
 def state_line(comparison: Comparison, runs: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
     """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
-    left = [work for work in (*runs, *evaluations) if not work.is_finished]
-    hours = sum(work.cost for work in left) / 60
+    works: list[Experiment | Evaluation] = [*runs, *evaluations]
+    hours = sum(work.cost for work in works if not work.is_finished) / 60
     finished = sum(run.is_finished for run in runs)
     what = f"{len(runs)} runs of {comparison.steps} steps, {finished} of them finished"
     return f"{what}; about {hours:.1f} hours of one core or GPU remain (estimates, study/experiments.yaml)"
