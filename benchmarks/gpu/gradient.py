@@ -95,7 +95,10 @@ def given(base: type, file: Path) -> type:
 
 if __name__ == "__main__":
     from gtpo.cli.parse import load_backend_from_flags
+    from gtpo.runs.script import log_to_stderr
     from train_gtpo import SETTINGS
+
+    log_to_stderr()  # before Unsloth, which would set up the logs
 
     file, script, *argv = sys.argv[1:]
     load_backend_from_flags("gtpo", SETTINGS, argv)  # before transformers is imported, as in the script

@@ -19,8 +19,10 @@ ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
 from gtpo.cli.parse import load_backend_from_flags  # noqa: E402
+from gtpo.runs.script import log_to_stderr  # noqa: E402
 from train_gtpo import SETTINGS  # noqa: E402
 
+log_to_stderr()  # before Unsloth, which would set up the logs
 if library := "--library" in sys.argv:
     sys.argv.remove("--library")
 load_backend_from_flags("gtpo", SETTINGS, sys.argv[2:])  # before transformers is imported, as in the script

@@ -102,14 +102,16 @@ def check_version(package: str) -> None:
     """Refuse another version than that of ``GPU_PACKAGES``; with ``GTPO_ALLOW_VERSIONS=1`` it is a warning."""
     pinned = GPU_PACKAGES[package]
     found = installed_version(package)
-    if found is not None and found != pinned and os.environ.get("GTPO_ALLOW_VERSIONS") == "1":
+    if found == pinned:
+        return
+    if found and os.environ.get("GTPO_ALLOW_VERSIONS") == "1":
         logger.warning("%s %s is installed, %s is pinned: nothing was tested with it", package, found, pinned)
-    elif found != pinned:
-        other = " (GTPO_ALLOW_VERSIONS=1 tries the installed one)" if found else ""
-        raise UsageError(
-            f"{package} {pinned} is needed, installed is {found or 'none'}{other}: `pip install -r requirements.txt`, "
-            "or --backend transformers."
-        )
+        return
+    other = " (GTPO_ALLOW_VERSIONS=1 tries the installed one)" if found else ""
+    raise UsageError(
+        f"{package} {pinned} is needed, installed is {found or 'none'}{other}: `pip install -r requirements.txt`, "
+        "or --backend transformers."
+    )
 
 
 def _capability() -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Load a policy: the base model, with a LoRA adapter or all weights trained, by Transformers and PEFT or Unsloth."""
 
+import atexit
 import errno
 import logging
 from functools import partial
@@ -223,6 +224,7 @@ def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
 def _load_unsloth(
     arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments
 ) -> tuple[Any, Any]:
+    from torch import distributed
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():
@@ -240,6 +242,8 @@ def _load_unsloth(
     except Exception as error:
         hint = "; --use_vllm false trains without vLLM" if use_vllm else ""
         raise why_not_loaded(path, error, hint) from error
+    if distributed.is_initialized():  # by vLLM in this process; NCCL complains at the exit otherwise
+        atexit.register(distributed.destroy_process_group)
     _check_embedding_rows(model, path)
     prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight), prompt)
     leave_out_sampling(model.generation_config, path)

@@ -39,11 +39,12 @@ class Check(NamedTuple):
 
 def check_machine(settings: Settings, backend: str) -> None:
     """Run the checks before anything is downloaded: a fatal fault is raised, others are logged; not for a CPU."""
-    if settings.run.dry_run or settings.to_dict()["use_cpu"] or not gpu_is_available():
+    if settings.run.dry_run:
         return
-    if backend == "transformers":  # Unsloth uses one GPU
+    found = list(checks(settings, backend))
+    if found and backend == "transformers":  # Unsloth uses one GPU
         refuse_data_parallel(settings.trainer)
-    for check in checks(settings, backend):
+    for check in found:
         if check.fault and check.fatal:
             raise UsageError(check.fault)
         if check.fault and IS_MAIN_PROCESS:
@@ -54,8 +55,7 @@ def describe_dry_run(settings: Settings, backend: str, rows: int) -> str:
     """What ``--dry_run`` prints, as YAML: the checks, the plan and the changed settings; ``rows`` may be unknown, 0."""
     from gtpo.models.memory import describe_plan
 
-    found = checks(settings, backend) if gpu_is_available() and not settings.to_dict()["use_cpu"] else ()
-    return "".join(f"# {line}\n" for line in _lines(found)) + describe_plan(settings, rows)
+    return "".join(f"# {line}\n" for line in _lines(checks(settings, backend))) + describe_plan(settings, rows)
 
 
 def describe_first_row(settings: Settings, rows: Any) -> str:
@@ -77,7 +77,9 @@ def describe_first_row(settings: Settings, rows: Any) -> str:
 
 
 def checks(settings: Settings, backend: str) -> Iterator[Check]:
-    """The checks of a run on a GPU: the machine, its memory, the Hub. Nothing is downloaded but a config.json."""
+    """The checks of a run on a GPU: the machine, its memory, the Hub; none on a CPU. Only a config.json is read."""
+    if settings.to_dict()["use_cpu"] or not gpu_is_available():
+        return
     import torch
 
     from gtpo.models.memory import GIB, estimate, known_shape, verdict

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from gtpo.errors import RunError, UsageError, last_line, printable
 
-SPIN_COUNT = 3_000  # about a tenth of a millisecond
 _training = False
 
 
@@ -24,7 +23,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141, without a word, if the output pipe is closed, as by
     ``| head``.
     """
-    logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
+    log_to_stderr()
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     if sys.platform == "win32":
@@ -57,6 +56,11 @@ def _write_traceback() -> str:
     with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exc(file=file)
     return file.name
+
+
+def log_to_stderr() -> None:
+    """Print warnings as they are, above a progress bar; before a library is imported that sets up the logs."""
+    logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
 
 
 def training_begins() -> None:
@@ -110,4 +114,4 @@ def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
     this one: threads then spin instead of working where another program uses a core.
     """
     if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
-        environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
+        environment.setdefault("GOMP_SPINCOUNT", "3000")  # about a tenth of a millisecond

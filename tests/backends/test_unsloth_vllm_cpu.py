@@ -196,6 +196,18 @@ def test_rollouts_follow_the_adapter(case: Case, train: Train) -> None:
     )
 
 
+def test_16_bit_weights_train_by_one_flag(start: Callable[..., Ended], work: Path) -> None:
+    """In 16 bits trainer and sampler differ as in 4; in float32 by rounding."""
+    for case, flags in ((LLAMA, BRIEF), (("llama", "bfloat16"), BRIEF)):
+        run = work / f"16-bit-{case[1]}"
+        done = start(run, case, *flags, "--load_in_4bit=false")
+        assert done.code == 0, done.stderr[-3000:]
+        assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
+        assert yaml.safe_load((run / "config.yaml").read_text())["load_in_4bit"] is False
+        before, after = adapter_of(run / f"checkpoint-{STEPS // 2}"), adapter_of(run / "adapter")
+        assert not is_equal(before, after)
+
+
 def test_a_model_quantized_before_trains_as_one_quantized_while_it_is_loaded(train: Train) -> None:
     assert metrics_of(train(PREQUANTIZED)) == metrics_of(train(LLAMA))
     assert metrics_of(train(DYNAMIC))[1:] != metrics_of(train(LLAMA))[1:]
@@ -420,14 +432,17 @@ def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
     assert all(gap < MAX_GAP["float32"] for gap in stages["rollouts"]["numbers"]["unsloth"]["sampler_logp_gap"])
     assert stages["attention"]["verdict"].startswith("Unsloth sdpa, vLLM CPU_ATTN, xformers ")
+    assert max(stages["head_dtype"]["numbers"].values()) < MAX_GAP["float32"]
     assert stages["learning"]["numbers"].keys() == {"gtpo cpu", "grpo cpu", "gtpo llama"}
     assert all(len(curve) == 2 for run in stages["learning"]["numbers"].values() for curve in run.values())
-    lengths = {"gsm8k": 6, "math": 10, "longest": 12, "unsloth": 12, "group": 12, "transformers": 12, "trl": 12}
+    lengths = {"gsm8k": 6, "math": 10, "longest": 12, "unsloth": 6, "group": 6, "transformers": 12, "trl": 12}
     assert {name: stages[f"step_{name}"]["numbers"]["longest"] for name in lengths} == lengths
     assert stages["evaluation"]["numbers"]["with seeds"]["targets"] == 2
     light.said.clear()
     assert light() == stages
     assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)
+    printed = (tmp_path / "step-gsm8k-unsloth-ours-1-1-4bit.txt").read_text()
+    assert "\nloading " in printed and "WARNING:gtpo" not in printed
 
 
 @pytest.mark.parametrize(
