@@ -78,14 +78,15 @@ class AdapterGeneration(VLLMGeneration):
             def sleep(self, level: int) -> None:
                 super().sleep(min(level, 1))  # 2 discards the base, which is not handed over again
 
-        process = self.accelerator.process_index
+        accelerator = self.accelerator
+        process = accelerator.process_index
         size = self.tensor_parallel_size
         if size > 1:
-            groups = [list(range(first, first + size)) for first in range(0, self.accelerator.num_processes, size)]
+            groups = [list(range(first, first + size)) for first in range(0, accelerator.num_processes, size)]
             self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)
         os.environ["RANK"] = str(process)  # vLLM's external launcher reads these three
-        os.environ["LOCAL_RANK"] = str(self.accelerator.local_process_index)
-        os.environ["WORLD_SIZE"] = str(self.accelerator.num_processes)
+        os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
+        os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
         ensure_master_addr_port()
         self.llm = Engine(
             model=self.model.name_or_path,
@@ -99,12 +100,13 @@ class AdapterGeneration(VLLMGeneration):
             seed=process // size,  # the same in a group
             max_num_batched_tokens=4096,  # as TRL: the activations of 32,768 would take the memory of training
             logprobs_mode="processed_logprobs",  # at the sampling temperature
+            hf_overrides={"head_dtype": "float32"},  # summed in float32, as the trainer's head
             **self._base_options(),
         )
         if self.enable_sleep_mode:
             self.llm.sleep(1)
         self._llm_weights_sleeping = self.enable_sleep_mode
-        self.accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()
 
     def _base_options(self) -> dict[str, Any]:
         """For the engine of this base model and adapter."""

@@ -26,12 +26,16 @@ def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
     """
+    from torch import distributed
+
     trainer = settings.trainer
     if trainer.use_cpu and backend == "transformers" and gpu_is_available() and IS_MAIN_PROCESS:
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
     )
+    if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
+        atexit.register(distributed.destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
         policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)
@@ -224,7 +228,6 @@ def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
 def _load_unsloth(
     arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments
 ) -> tuple[Any, Any]:
-    from torch import distributed
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():
@@ -240,10 +243,7 @@ def _load_unsloth(
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
     except Exception as error:
-        hint = "; --use_vllm false trains without vLLM" if use_vllm else ""
-        raise why_not_loaded(path, error, hint) from error
-    if distributed.is_initialized():  # by vLLM in this process; NCCL complains at the exit otherwise
-        atexit.register(distributed.destroy_process_group)
+        raise why_not_loaded(path, error, "; --use_vllm false trains without vLLM" if use_vllm else "") from error
     _check_embedding_rows(model, path)
     prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight), prompt)
     leave_out_sampling(model.generation_config, path)
