@@ -2,9 +2,11 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from test_kinds import CASES as KINDS
 
 from gtpo.grading import gsm8k_gold, is_correct, last_boxed, normalise
 from gtpo.grading.worker import shared_worker
@@ -55,3 +57,23 @@ def test_other_golds_are_wrong_and_four_in_five_never_reach_sympy(golds: dict[st
             digits = ["".join(filter(str.isalnum, normalise(text).split("=")[-1])) for text in (a, b)]
             assert digits[0].startswith(digits[1]) or digits[1].startswith(digits[0]), (a, b)
     assert shared_worker.calls - before <= len(pairs) // 5
+
+
+DRESSES = ("{}", r"\boxed{{{}}}", "${}$", "**{}**", "{}.", "The answer is {}.", "The answer is ${}$.")
+SAME = [("5", "x=5")]  # neighbours that mathematics calls equal
+
+
+@pytest.mark.slow
+def test_a_gold_equals_itself_in_every_dress_and_not_the_next_one(golds: dict[str, list[str | None]]) -> None:
+    rng = random.Random(0)
+    chosen = [gold for gold, _, is_right, kind in KINDS if is_right and not kind.startswith("one way")]
+    same = []
+    for values in golds.values():
+        pairs = [(gold, following) for gold, following in pairwise(values) if gold and following]
+        for gold, following in rng.sample(pairs, min(300, len(pairs))):
+            chosen.append(gold)
+            if normalise(gold) != normalise(following) and is_correct(following, gold):
+                same.append((gold, following))
+    dressed = [(dress.format(gold), gold) for gold in chosen for dress in DRESSES]
+    assert [pair for pair in dressed if not is_correct(*pair)] == []
+    assert same == SAME
