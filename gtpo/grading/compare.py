@@ -18,9 +18,11 @@ _RELATION = f"=|{_COMPARISON}"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
 _OPTION = re.compile(  # one label: (B) with its text
-    r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,)(.+)"
+    r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
-_NEGATION = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b", re.IGNORECASE)
+_NEGATION = re.compile(
+    r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b|\b(?:at|when|where|if) [a-z]=", re.IGNORECASE
+)
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 NAME = re.compile(  # x, x_1, f(x), f^{-1}(x), (x,y), \angle ABC, Area; not \sin x
     rf"(?!.*\\(?:{FUNCTIONS}|frac|sqrt))"

@@ -60,7 +60,7 @@ _FIRST, _LAST = (re.compile(f"(?P<value>{before}{_BARE}") for before in (".*?", 
 _FACTOR = re.compile(
     r"[\s{(*.]*(?P<per>/|per\b)?[\s{(]*(?:(?P<before>square|sq|cubic|cu)[.\s]+)?"
     r"(?!per\b)(?P<word>[a-zA-Z](?:[a-zA-Z.-]*[a-zA-Z])?)\.?[\s})]*"
-    r"(?:\^\{?(?P<power>-?\d)\}?|(?P<after>squared|cubed)\b|[,:\d-]*)[\s})]*"
+    r"(?:\^\{?(?P<power>-?\d)\}?|(?P<bare>[23])(?!\d)|(?P<after>squared|cubed)\b|[,:-]*)[\s})]*"
 )
 
 
@@ -130,7 +130,7 @@ def _factors(flat: str) -> list[tuple[str, int]]:
     while match := _FACTOR.match(flat, position):
         if match["per"]:
             sign = -1
-        power = match["power"] or _POWERS.get(match["before"] or match["after"], 1)
+        power = match["power"] or match["bare"] or _POWERS.get(match["before"] or match["after"], 1)
         factors.append((match["word"], sign * int(power)))
         position = match.end()
     return factors if position == len(flat) else []
