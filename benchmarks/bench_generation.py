@@ -25,7 +25,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from gtpo.forward.generation import generate
 
-GROUP, PROMPT, LENGTH = 8, 180, 64
+GROUP = 8
+PROMPT = 180
+LENGTH = 64
 
 
 def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float]:

@@ -60,17 +60,20 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
         units.split_unit,
     ):
         cached.cache_clear()
-    calls, late = worker.shared_worker.calls, grading.timeouts()
+    calls = worker.shared_worker.calls
+    late = grading.timeouts()
     correct = total = won = 0
     seconds = 0.0
     for gold, completions_G in zip(golds, completions, strict=True):
         start = time.perf_counter()
         verdicts_G = [grading.grade_text(completion, gold) for completion in completions_G]
-        extracted_G, correct_G = [v.answer for v in verdicts_G], [v.correct for v in verdicts_G]
+        extracted_G = [v.answer for v in verdicts_G]
+        correct_G = [v.correct for v in verdicts_G]
         if vote:
             won += sum(majority_at_k(extracted_G, correct_G, k) for k in (4, 8, 16, 32, 64)) >= 3
         seconds += time.perf_counter() - start
-        correct, total = correct + sum(correct_G), total + len(correct_G)
+        correct = correct + sum(correct_G)
+        total = total + len(correct_G)
     no_sympy = 1 - (worker.shared_worker.calls - calls) / total
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

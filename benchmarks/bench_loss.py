@@ -51,7 +51,9 @@ from torch import Tensor  # noqa: E402
 from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
 
-OURS, LIMIT, SAME_TILES = "ours", "limit", "limit, our tiles"
+OURS = "ours"
+LIMIT = "limit"
+SAME_TILES = "limit, our tiles"
 PEERS = {
     "trl logits": "TRL, logits path",
     "trl fused": "TRL, fused head",
@@ -61,7 +63,8 @@ PEERS = {
 NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls, best tiles", SAME_TILES: "limit: two matmuls, our tiles"}
 CONFIDENT = 0.99
 MASKS = ((4, 12, 1500, 200), (4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
-QUIET, NEIGHBOUR = "quiet", "with a neighbour"
+QUIET = "quiet"
+NEIGHBOUR = "with a neighbour"
 
 
 class Case(NamedTuple):
@@ -116,7 +119,8 @@ def trl_fused_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    rows, targets = hidden.flatten(0, 1), case.ids.flatten()
+    rows = hidden.flatten(0, 1)
+    targets = case.ids.flatten()
     settings = 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("entropy",)
     logps, entropy, *_ = ChunkedLogProbFunction.apply(rows, case.weight, None, targets, *settings)
     return logps.view_as(case.ids), entropy.detach().view_as(case.ids)
@@ -177,7 +181,8 @@ def authors_step(case: Case, authors: Any) -> Tensor:
 
 
 def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
-    hidden, weight = case.hidden.flatten(0, 1), case.weight
+    hidden = case.hidden.flatten(0, 1)
+    weight = case.weight
     gradient = torch.empty_like(hidden)
     for rows in zip(hidden.split(tile[0]), gradient.split(tile[0]), strict=True):
         for columns in weight.split(tile[1]):
@@ -308,7 +313,9 @@ def scaling(shape: str, group: int, length: int, rounds: int, device: str) -> di
 
 
 def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
-    group, length, vocabulary = 12, 1500, 128256
+    group = 12
+    length = 1500
+    vocabulary = 128256
     ids = torch.randint(0, vocabulary, (group, length), generator=torch.Generator().manual_seed(0))
     ids[:, :100], ids[:, -100:] = ids[0, :100], ids[0, -100:]
     return ids.to(device), torch.ones_like(ids).to(device), torch.linspace(-1, 1, group).to(device), group
@@ -317,10 +324,12 @@ def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
 def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """Completions of T/2 to T tokens; half of the shared tokens are the first ones of a group, half the last ones."""
     generator = torch.Generator().manual_seed(0)
-    rows, half = groups * group, shared // 2
+    rows = groups * group
+    half = shared // 2
     ids = torch.randint(0, 128256, (groups, group, length), generator=generator)
     lengths = torch.randint(length // 2, length + 1, (groups, group, 1), generator=generator)
-    end, columns = ids[:, :1, -half:].repeat(1, group, 1), torch.arange(half)
+    end = ids[:, :1, -half:].repeat(1, group, 1)
+    columns = torch.arange(half)
     ids[:, :, :half] = ids[:, :1, :half]
     ids.scatter_(2, lengths - half + columns, end)
     mask = (torch.arange(length) < lengths).long()
@@ -396,7 +405,8 @@ def status_kib(key: str) -> int:
 
 def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
     """Relative error of d logp / d hidden over all rows and over those with p > 0.99; error of the entropy, nats."""
-    hidden, ids = case.hidden.flatten(0, 1), case.ids.flatten()
+    hidden = case.hidden.flatten(0, 1)
+    ids = case.ids.flatten()
     truth, logps, entropies = (torch.cat(parts) for parts in zip(*exact(hidden, case.weight, ids), strict=True))
     sure = logps > torch.tensor(CONFIDENT).log()
     heads = {OURS: our_head, "trl logits": trl_logits_head, "trl fused": trl_fused_head}
@@ -504,7 +514,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = []
     for shape, entry in result["shapes"].items():
         dtype, width, vocabulary = shape.split(":")
-        seconds, ours = entry["seconds"], entry["seconds"][OURS]
+        seconds = entry["seconds"]
+        ours = entry["seconds"][OURS]
         lines += [
             f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {result['group']} completions of "
             f"{result['length']} tokens",
@@ -516,7 +527,8 @@ def markdown(result: dict[str, Any]) -> str:
             if name not in seconds:
                 lines.append(f"| {label} | {entry['reasons'].get(name, '')} | | | | | | |")
                 continue
-            errors, memory = entry["accuracy"].get(name, {}), entry["peak_mib"].get(name)
+            errors = entry["accuracy"].get(name, {})
+            memory = entry["peak_mib"].get(name)
             cells = [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / ours:.2f}"]
             cells.append("" if memory is None else f"{memory:,.0f}")
             cells += [percent(errors.get(key)) for key in ("gradient", "gradient, confident")]
@@ -525,7 +537,9 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append("")
         if "threads" in entry:
             lines += [*threads_table(entry["threads"]), ""]
-    grown, wide, mask = result["scaling"], result["peak_mib at V = 128256"][OURS], result["conflict_mask"]
+    grown = result["scaling"]
+    wide = result["peak_mib at V = 128256"][OURS]
+    mask = result["conflict_mask"]
     lines += [
         f"Twice the tokens of a completion take {grown['T']:.2f} times as long, twice the vocabulary {grown['V']:.2f}, "
         f"twice the completions {grown['G']:.2f}. Peak at V = 128,256: {wide:.0f} MiB. `conflict_mask`, 12 completions "
@@ -541,7 +555,9 @@ def threads_table(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> l
     lines = [head, "|---|---|---|---|---|---|---|"]
     for threads, states in seconds.items():
         for state, entry in states.items():
-            ours, limit, logits = entry[OURS], entry[LIMIT], entry.get("trl logits")
+            ours = entry[OURS]
+            limit = entry[LIMIT]
+            logits = entry.get("trl logits")
             cells = [f"{ours * 1e3:,.0f}", f"{limit * 1e3:,.0f}", f"{ours / limit:.2f}"]
             cells += ["", ""] if logits is None else [f"{logits * 1e3:,.0f}", f"{ours / logits:.2f}"]
             lines.append(f"| {threads} | {state} | {' | '.join(cells)} |")

@@ -168,17 +168,9 @@ def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: A
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def make_trainer(
-    name: str,
-    model: Any,
-    directory: Path,
-    group: int,
-    length: int,
-    steps: int,
-    clock: Callable[[], float] = time.process_time,
-) -> Any:
-    kind = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "trl": trl.GRPOTrainer}[name.split()[0]]
-    args = trl.GRPOConfig(
+def config_of(name: str, directory: Path, group: int, length: int, steps: int) -> trl.GRPOConfig:
+    """The settings of a trainer by its name; one that ends with kl has a KL term."""
+    return trl.GRPOConfig(
         output_dir=str(directory / name.replace(" ", "_")),
         per_device_train_batch_size=group,
         num_generations=group,
@@ -196,12 +188,25 @@ def make_trainer(
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
+
+
+def make_trainer(
+    name: str,
+    model: Any,
+    directory: Path,
+    group: int,
+    length: int,
+    steps: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Any:
+    """A trainer on canned completions: gtpo, grpo or trl, with what the rest of its name adds."""
+    kind = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "trl": trl.GRPOTrainer}[name.split()[0]]
     # With a given initial entropy nothing is measured before step 1; above ln 2 no completion is filtered.
     extra = {"gtpo": GTPOArguments(initial_entropy=1.0)} if name == "gtpo" else {}
     trainer = type(f"Canned{kind.__name__}", (Canned, kind), {"length": length})(
         model=model,
         reward_funcs=[reward_parity],
-        args=args,
+        args=config_of(name, directory, group, length, steps),
         processing_class=AutoTokenizer.from_pretrained(directory / "tokenizer"),
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}: how much is {i} + {i}?" for i in range(8)]}),
         callbacks=[Stopwatch(clock)],
@@ -212,8 +217,9 @@ def make_trainer(
         trainer.add_callback(alternate(ConflictMetrics(trainer)))
     if name == "trl check":
         trainer.sampled = {}
-        for weight in (weight for key, weight in trainer.model.named_parameters() if "lora_B" in key):
-            torch.nn.init.normal_(weight)  # far from the base model
+        for key, weight in trainer.model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(weight)  # far from the base model
         trainer.add_callback(alternate(RolloutCheck(trainer)))
     return trainer
 
@@ -289,6 +295,7 @@ def real_batch(group: int, prompt: int, length: int) -> dict[str, torch.Tensor]:
         "advantages": advantages,
         "conflict_mask": conflict_mask(ids, valid, advantages, group),
         "num_items_in_batch": valid.sum(),
+        "row": torch.arange(group),
     }
 
 
@@ -349,9 +356,11 @@ def time_packing(shape: str, rounds: int) -> dict[str, Any]:
     120 to 180 tokens of a prompt, 30 to 400 of a completion. *Packed*: one row, which Transformers' masks split where
     the positions start again.
     """
-    model, generator = random_model(shape, layers=1).train(), torch.Generator().manual_seed(0)
+    model = random_model(shape, layers=1).train()
+    generator = torch.Generator().manual_seed(0)
     share_keys(model.get_base_model())
-    forward, decoder = partial(model, logits_to_keep=1), model.get_base_model().get_decoder()
+    forward = partial(model, logits_to_keep=1)
+    decoder = model.get_base_model().get_decoder()
     batch = {}
     for part, least, most in (("prompt", 120, 180), ("completion", 30, 400)):
         lengths = torch.randint(least, most + 1, (GROUP, 1), generator=generator)
@@ -451,7 +460,7 @@ def phases_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=[*SHAPES, *REAL], default=list(SHAPES))
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
@@ -467,9 +476,6 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
     parser.add_argument("--peak", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.markdown:
-        print(markdown(json.loads(args.markdown.read_text())))
-        return
     real = set(args.models) <= set(REAL)
     if not real and set(args.models) & set(REAL):
         parser.error("--models: tiny and 30m have another table than the real shapes; run one of the two")
@@ -479,6 +485,28 @@ def main() -> None:
         parser.error("--callbacks: expected tiny or 30m")
     if not real and args.threads != 1:
         parser.error("--threads: tiny and 30m are measured in CPU seconds of one thread")
+    return args
+
+
+def measure(shape: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags ask of a shape."""
+    if args.packing:
+        return time_packing(shape, args.rounds)
+    if shape in REAL:
+        return time_phases(shape, directory, args)
+    if not args.callbacks:
+        return time_steps(shape, directory, args.length, args.rounds, args.steps)
+    added = {}
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        added[str(threads)] = time_callbacks(shape, directory, args.length, args.pairs, threads)
+    return {"parameters": random_model(shape).get_base_model().num_parameters(), "callbacks": added}
+
+
+def main() -> None:
+    args = flags()
+    if args.markdown:
+        print(markdown(json.loads(args.markdown.read_text())))
+        return
     torch.set_num_threads(args.threads)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as temporary:
@@ -490,23 +518,12 @@ def main() -> None:
         result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
         if args.packing:
             result = {name: value for name, value in result.items() if name != "length"} | {"group": GROUP}
-        elif real:
+        elif args.models[0] in REAL:
             result |= {"group": args.group, "prompt": args.prompt}
         if args.callbacks:
             result |= {"pairs": args.pairs}
         for shape in args.models:
-            if args.callbacks:
-                parameters = random_model(shape).get_base_model().num_parameters()
-                result["models"][shape] = {"parameters": parameters, "callbacks": {}}
-                for threads in sorted({1, len(os.sched_getaffinity(0))}):
-                    added = time_callbacks(shape, directory, args.length, args.pairs, threads)
-                    result["models"][shape]["callbacks"][str(threads)] = added
-            elif args.packing:
-                result["models"][shape] = time_packing(shape, args.rounds)
-            elif real:
-                result["models"][shape] = time_phases(shape, directory, args)
-            else:
-                result["models"][shape] = time_steps(shape, directory, args.length, args.rounds, args.steps)
+            result["models"][shape] = measure(shape, directory, args)
     print(json.dumps(result["models"], indent=1) if args.packing else markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,8 @@ from gtpo.models.memory import GIB, estimate, hours_of_steps, shape_of  # noqa: 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
-LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits; of a GPU that runs stages side by side
+LEAST_GPU = 38.0  # GiB for the 8B shape in 16 bits, or for stages side by side
+LEAST_DISK = 20.0  # GiB for the 8B shape
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
 REAL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # 1 GB
 REPLACEMENTS = f"""
@@ -206,7 +207,8 @@ def head(bench: Bench) -> str:
     bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head", before=TRL_1_16)
     bench.numbers |= json.loads(file.read_text())
     for shape, measured in bench.numbers["shapes"].items():
-        off, is_float32 = measured["accuracy"]["ours"], shape.startswith("float32")
+        off = measured["accuracy"]["ours"]
+        is_float32 = shape.startswith("float32")
         bounds = dict.fromkeys(("gradient", "gradient, confident"), 1e-4 if is_float32 else 0.03)
         wrong = [f"{x} {off[x]:.1e}" for x, most in (bounds | {"entropy": HEAD_ENTROPY}).items() if not off[x] <= most]
         if wrong:
@@ -337,11 +339,13 @@ def learning(bench: Bench) -> str:
 
 def points_gained(bench: Bench, method: str, name: str, *argv: object, device: str | None = None) -> float:
     """Formatting and accuracy of a run, last third minus first; its curves are stored under ``name``."""
-    steps, run = LEARNING_STEPS[bench.device], bench.work / f"learning-{method}-{name}"
+    steps = LEARNING_STEPS[bench.device]
+    run = bench.work / f"learning-{method}-{name}"
     argv += ("--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant", "--max_steps", steps, "--seed", 1)
     argv += ("--logging_steps", 1, "--report_to", "none", "--overwrite=true", "--output_dir", run)
     bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
-    rows, third = metrics_of(run), max(1, steps // 3)
+    rows = metrics_of(run)
+    third = max(1, steps // 3)
     curves = "formatting", "accuracy", "entropy"
     bench.numbers[f"{method} {name}"] = {key: [row[key] for row in rows] for key in curves}
     scores = [row["formatting"] + row["accuracy"] for row in rows]
@@ -376,7 +380,8 @@ def measured_step(
     base: str = "4bit",  # or 16bit
 ) -> str:
     """Seconds by phase, tokens per second and memory of the longest step of the presets."""
-    name, sizes = "llama", bench.sizes
+    name = "llama"
+    sizes = bench.sizes
     if "llama-8b" in sizes.shapes:
         disk = shutil.disk_usage(bench.work).free / GIB
         name = "llama-8b" if bench.about["memory_gib"] >= LEAST_GPU and disk >= LEAST_DISK else "qwen-3b"
@@ -417,8 +422,10 @@ def timed(run: Path, together: int = 1) -> dict[str, Any]:
 
     Of steps that share a generation, each with its part of it.
     """
-    phases, row = json.loads((run / "phases.json").read_text()), metrics_of(run)[-together]
-    settings, steps = yaml.safe_load((run / "config.yaml").read_text()), phases["steps"][together:]
+    phases = json.loads((run / "phases.json").read_text())
+    row = metrics_of(run)[-together]
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    steps = phases["steps"][together:]
     names = sorted({name for step in steps for name in step})
     groups = [steps[first : first + together] for first in range(0, len(steps), together)]
     means = [{name: sum(step.get(name, 0.0) for step in group) / together for name in names} for group in groups]
@@ -480,7 +487,8 @@ def hours(bench: Bench) -> str:
     if not all("seconds_of_a_step" in step for step in steps):
         raise Fault("no measured step: --stages step_gsm8k step_math hours")
     (seconds, tokens), (more_seconds, more_tokens) = ((step["seconds_of_a_step"], step["longest"]) for step in steps)
-    model, group = steps[0]["model"], steps[0]["G"]
+    model = steps[0]["model"]
+    group = steps[0]["G"]
     per_token = (more_seconds - seconds) / (more_tokens - tokens)
     each = (seconds - tokens * per_token) / group
     epochs = paper_rates()["steps"]
@@ -573,13 +581,17 @@ def run_stage(name: str, bench: Bench) -> dict[str, Any]:
     started = time.monotonic()
     bench.deadline = started + stage.limit
     try:
-        outcome, verdict = "passed", stage.run(bench)
+        outcome = "passed"
+        verdict = stage.run(bench)
     except Fault as fault:
-        outcome, verdict = "FAILED", str(fault)
+        outcome = "FAILED"
+        verdict = str(fault)
     except (TimeoutError, subprocess.TimeoutExpired):
-        outcome, verdict = "timeout", f"stopped after {stage.limit / 60:.0f} minutes: --stages {name} runs it again"
+        outcome = "timeout"
+        verdict = f"stopped after {stage.limit / 60:.0f} minutes: --stages {name} runs it again"
     except Exception as error:
-        outcome, verdict = "FAILED", f"{type(error).__name__}: {str(error)[:300]}"
+        outcome = "FAILED"
+        verdict = f"{type(error).__name__}: {str(error)[:300]}"
     return {
         "outcome": outcome,
         "verdict": verdict,
@@ -713,7 +725,8 @@ def measured_rows(report: Mapping[str, Any]) -> list[str]:
 def hours_table(rates: Mapping[str, Any]) -> str:
     """Hours of an epoch by the rates of configs/experiments.yaml, also where the policy collapses to 1,500 tokens."""
     measured = rates["measured"]
-    gpu, other = rates["gpu"], measured["gpu"]
+    gpu = rates["gpu"]
+    other = measured["gpu"]
     lines = [
         f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, G = 12, collapsed | {other}, G = 8 | {other}, G = 12 |",
         "|---" * 6 + "|",

@@ -47,7 +47,8 @@ def reference_gradient(model: str, prompt_ids: list[int], gamma: float) -> dict[
     lora = LoraConfig(r=8, lora_alpha=8, target_modules=ModelArguments().lora_target_modules)
     policy = get_peft_model(base, lora, autocast_adapter_dtype=False).double()
     weights = set_adapter(policy)
-    logps, entropies = [], []
+    logps = []
+    entropies = []
     for completion in COMPLETIONS:
         logits = policy(input_ids=torch.tensor([prompt_ids + completion])).logits[0, len(prompt_ids) - 1 : -1]
         log_pi = logits.log_softmax(-1)

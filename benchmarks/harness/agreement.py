@@ -51,7 +51,9 @@ def is_sampled(verdict: Verdict) -> bool:
 
 def reason(verdict: Verdict) -> str:
     """Why the two disagree; empty if no rule below says it."""
-    kind, gold, scorer = verdict.row["kind"], verdict.row["gold"], verdict.scorer
+    kind = verdict.row["kind"]
+    gold = verdict.row["gold"]
+    scorer = verdict.scorer
     if verdict.ours and kind == "a/b for a fraction" and "137 1/2" in verdict.row["completion"]:
         return "it does not know mixed numbers with a slash: 137 1/2"
     if verdict.ours and "math_verify" in scorer and r"\left\left" in verdict.row["completion"]:
@@ -90,7 +92,8 @@ def table(verdicts: list[Verdict]) -> list[str]:
     for key, group in groupby(sorted(verdicts, key=_group), _group):
         benchmark, sampled, scorer = key
         counts = Counter((v.ours, v.theirs) for v in group)
-        equal, total = counts[True, True] + counts[False, False], sum(counts.values())
+        equal = counts[True, True] + counts[False, False]
+        total = sum(counts.values())
         lines.append(
             f"| {benchmark}, {'sampled' if sampled else 'constructed'} | {scorer} | {equal} of {total} | "
             f"{counts[True, False]} | {counts[False, True]} |"

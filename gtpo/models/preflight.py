@@ -26,7 +26,8 @@ from gtpo.runs.script import run_script
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED, LEAST_FILES = 2**30, 1024  # bytes and open files; a container of Docker has 64 MiB
+LEAST_SHARED = 2**30
+LEAST_FILES = 1024  # bytes and open files; a container of Docker has 64 MiB
 
 
 class Check(NamedTuple):

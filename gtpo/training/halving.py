@@ -19,7 +19,8 @@ class Halving(trl.GRPOTrainer):
     micro-batch, which is not split.
     """
 
-    loss_type: str  # these two are TRL's
+    loss_type: str  # these three are TRL's
+    _step: int
     _metrics: dict[str, Any]
     _parts = 1
     _part = 0
