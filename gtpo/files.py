@@ -79,7 +79,7 @@ def fingerprint(directory: str | Path) -> str | None:
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()
-    paths = set()
+    paths: set[Path] = set()
     for pattern in ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*"):
         paths.update(folder.glob(pattern))
     for path in sorted(paths):

@@ -131,8 +131,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_900, 12.10),
-    "data": Limit(10_450, 11.00),
+    "cli": Limit(6_900, 10.60),
+    "data": Limit(10_450, 10.35),
     "evaluation": Limit(15_600, 11.80),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
@@ -140,7 +140,7 @@ LIMITS = {
     "reports": Limit(6_500, 11.99),
     "runs": Limit(5_100, 10.37),
     "training": Limit(19_400, 11.00),
-    "": Limit(3_900, 9.35),  # the ground
+    "": Limit(3_900, 9.05),  # the ground
 }
 PACKAGE_LIMIT = Limit(100_700, 10.95)
 PAPER_LIMIT = Limit(11_000, 12.83)

@@ -126,7 +126,10 @@ def spelled_out(argv: Sequence[str] | None) -> list[str]:
     for word in sys.argv[1:] if argv is None else argv:
         flag, equals, value = word.partition("=")
         is_flag = flag.startswith("--")
-        words.append(f"--{name_of(flag[2:].replace('-', '_'))}{equals}{value}" if is_flag else word)
+        if is_flag:
+            name = name_of(flag[2:].replace("-", "_"))
+            word = f"--{name}{equals}{value}"
+        words.append(word)
     return words
 
 

@@ -48,12 +48,15 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
     parser.formatter_class = _AllHelp
     parser.description = sys.modules["__main__"].__doc__
     parser.set_defaults(**preset)
-    texts = {name_of(name): shown.get("text") for settings in _shown().values() for name, shown in settings.items()}
+    texts = {}
+    for settings in _shown().values():
+        for name, shown in settings.items():
+            texts[name_of(name)] = shown.get("text")
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not --max-steps too
         action.help = texts.get(action.dest) or action.help
         if action.dest == name_of("G"):
-            action.option_strings.insert(0, "--G")
+            action.option_strings = ["--G", *action.option_strings]
         if action.option_strings[0].startswith("--no_"):  # --name false does the same
             action.help = argparse.SUPPRESS
         if action.dest == "debug":  # run_script takes it: Transformers' own is not reached
@@ -67,8 +70,7 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
 
 def _shown() -> dict[str, dict[str, dict[str, Any]]]:
     """Group -> setting -> what ``help.yaml`` says of it."""
-    groups = read_yaml(Path(__file__).with_name("help.yaml"))
-    return {title: {name: shown or {} for name, shown in settings.items()} for title, settings in groups.items()}
+    return read_yaml(Path(__file__).with_name("help.yaml"))
 
 
 def _bracketed(default: Any) -> str:

@@ -72,7 +72,7 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
-COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")
+COMMAND_LINE_ONLY = ("dry_run", "resume", "overwrite", "regrade", "compare")
 DERIVED = (  # from other settings, unless given
     *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("vllm_gpu_memory_utilization", "vllm_max_model_length"),
@@ -98,7 +98,7 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     config = "sft_config" if method == "sft" else "grpo_config"
     check_flags(argv, config, classes)
     check_given_values(method, argv, config)
-    start = _Start.of(method, argv)
+    start = find_start(method, _early_flags(argv))
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
@@ -112,7 +112,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     parser = _parser(classes)
     if HELP_ALL in argv:
         print_all(parser, _help_preset(method, argv))
-    start = _Start.of(method, argv)
+    start = find_start(method, _early_flags(argv))
     given = set(given_on(argv))
     if not start.of_run:
         check_model_name(start.model)
@@ -133,12 +133,14 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         logger.warning("training starts from the adapter %s of %s", start.adapter, start.model)
     if start.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
-    changed = frozenset(name for name, value in values.items() if value != plain[name])
-    if start.config and "reward" not in given and (code := [r for r in values.get("reward", ()) if ":" in r]):
-        again = shlex.join(["--reward", *values["reward"]])  # the file may be a stranger's
+    changed = {name for name, value in values.items() if value != plain[name]}
+    rewards = values.get("reward", ())
+    code = [reward for reward in rewards if ":" in reward]
+    if start.config and code and "reward" not in given:
+        again = shlex.join(["--reward", *rewards])  # the file may be a stranger's
         raise UsageError(f"{start.config} names the reward {code[0]}: if you trust its code, add {again}.")
     _derive(method, preset, start, values, given)
-    return _build_settings(method, classes, values, changed)
+    return _build_settings(method, classes, values, frozenset(changed))
 
 
 def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
@@ -147,9 +149,11 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
-    of_file = _read_file(parser, config) if (config := _early_flags(argv).config) is not None else {}
+    config = _early_flags(argv).config
+    of_file = {} if config is None else _read_file(parser, config)
     parser.set_defaults_with_config(**of_file)
-    return cls(**_read(parser, argv)), {*given_on(argv), *of_file}
+    values = _read(parser, argv)
+    return cls(**values), {*given_on(argv), *of_file}
 
 
 # Presets and the machine
@@ -196,33 +200,52 @@ class _Start:
     of_run: bool
     adapter: Path | None
 
-    @classmethod
-    def of(cls, method: str, argv: Sequence[str]) -> "_Start":
-        given = _early_flags(argv)
-        path = given.output_dir if given.resume == "auto" else given.resume
-        run = RunDirectory(path) if path else None
-        if given.resume not in (None, "auto"):
-            run = existing_run(given.resume)
-        if path and given.output_dir and Path(path) != Path(given.output_dir):
-            raise UsageError(f"--resume {path} writes to that run: remove --output_dir {given.output_dir}.")
-        if given.resume == "auto" and path and run and not run.config.is_file():
-            run = None  # the same command again, before the run has begun
-        elif given.resume == "auto" and not path and not given.config:
-            directory = _name(method, given.model or "*", given.dataset or "*", given.run_name or "*")
-            run = _newest_run(method, directory if given.run_name else "*")
-        resumes = run is not None and given.config is None
-        if run and run.config.is_file() and (of := method_of(run)) not in (None, method):
-            raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
-        config = str(run.config) if run and resumes else given.config
-        stored = read_yaml(config, aliases=False) if config is not None else {}
-        beside = RunDirectory(Path(config or "").parent)
-        is_run = beside.lock.exists() or beside.environment.exists()
-        of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
-        model = given.model or stored.get("model") or ModelArguments.model
-        if adapter := find_adapter(model):
-            model = RunDirectory(adapter.parent).read_config()["model"]
-        backend = given.backend or stored.get("backend") or ModelArguments.backend
-        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run, adapter)
+
+def find_start(method: str, flags: argparse.Namespace) -> _Start:
+    """The run, the file of settings and the model that some options name; ``flags`` of :func:`_early_flags`."""
+    run = find_run(method, flags)
+    config = flags.config
+    of_run = False
+    if config is None and run is not None:
+        of_run = True
+        config = str(run.config)
+    elif config is not None:
+        beside = RunDirectory(Path(config).parent)
+        has_run = beside.lock.exists() or beside.environment.exists()
+        of_run = has_run and Path(config).name == beside.config.name
+    stored = {} if config is None else read_yaml(config, aliases=False)
+    model = flags.model or stored.get("model") or ModelArguments.model
+    adapter = find_adapter(model)
+    if adapter is not None:
+        model = RunDirectory(adapter.parent).read_config()["model"]
+    backend = flags.backend or stored.get("backend") or ModelArguments.backend
+    dry_run = (flags.dry_run or "").lower() in TRUE
+    return _Start(model, backend, dry_run, run, config, of_run, adapter)
+
+
+def find_run(method: str, flags: argparse.Namespace) -> RunDirectory | None:
+    """The run that ``--resume`` names; alone that of ``--output_dir``, or the newest one. None: a new run."""
+    if flags.resume is None:
+        return None
+    if flags.resume != "auto":
+        run = existing_run(flags.resume)
+        if flags.output_dir and run.path != Path(flags.output_dir):
+            raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {flags.output_dir}.")
+    elif flags.output_dir:
+        run = RunDirectory(flags.output_dir)
+        if not run.config.is_file():
+            return None  # the same command again, before the run has begun
+    elif flags.config:
+        return None
+    else:
+        name = "*"
+        if flags.run_name:
+            name = _name(method, flags.model or "*", flags.dataset or "*", flags.run_name)
+        run = _newest_run(method, name)
+    of = method_of(run) if run.config.is_file() else None
+    if of not in (None, method):
+        raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
+    return run
 
 
 def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
@@ -238,7 +261,8 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
     name = settings.get("model", "tiny")
-    if "entropy_filter" in settings and (start.adapter or start.model not in (name, MODEL_ALIASES[name])):
+    is_own_model = start.model in (name, MODEL_ALIASES[name]) and not start.adapter
+    if "entropy_filter" in settings and not is_own_model:
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
 
@@ -286,7 +310,8 @@ def _newest_run(method: str, name: str) -> RunDirectory:
 
 def _name(method: str, model: str, dataset: str, run_name: str) -> str:
     """The directory of a run without --output_dir, below outputs/."""
-    return f"{method}-{Path(model).name}-{Path(dataset).name.partition('.')[0]}-{run_name}"
+    data, _, _ = Path(dataset).name.partition(".")
+    return f"{method}-{Path(model).name}-{data}-{run_name}"
 
 
 def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -337,7 +362,8 @@ def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
     namespace, unknown = parser.parse_known_args(list(words))
     refuse_unknown(unknown, [*fields, "config"])
     values = {name: value for name, value in vars(namespace).items() if name in fields}
-    if isinstance(reporters := values.get("report_to"), list) and len(reporters) == 1:
+    reporters = values.get("report_to")
+    if isinstance(reporters, list) and len(reporters) == 1:
         [values["report_to"]] = reporters
     return values
 
@@ -358,12 +384,17 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
         if name not in allowed:
             raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
         if isinstance(value, list) and name in lists:
-            words += [f"--{name}", *map(str, value)] if value or parser.get_default(name) else []
-        elif isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
-            words.append(f"--{name}={('off', 'on')[value] if name in choices else str(value).lower()}")
-        elif value is not None:
-            text = json.dumps(value, default=str) if isinstance(value, dict | list) else value  # YAML has dates
-            words.append(f"--{name}={text}")
+            if value or parser.get_default(name):
+                words += [f"--{name}", *map(str, value)]
+            continue
+        if value is None:
+            continue
+        text = str(value)
+        if isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
+            text = ("off", "on")[value] if name in choices else text.lower()
+        elif isinstance(value, dict | list):
+            text = json.dumps(value, default=str)  # YAML has dates
+        words.append(f"--{name}={text}")
     values = _read(parser, words)
     return {name: values[name] for name in given_on(words)}
 
@@ -385,10 +416,12 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
     if start.run:
         values["resume"] = values["output_dir"] = str(start.run.path)
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-    values["output_dir"] = values["output_dir"] or str(OUTPUTS / _name(method, start.model, values["dataset"], name))
+    if not values["output_dir"]:
+        directory = _name(method, start.model, values["dataset"], name)
+        values["output_dir"] = str(OUTPUTS / directory)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
-    share = values.get("vllm_gpu_memory_utilization")
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
+        share = values["vllm_gpu_memory_utilization"]
         values["vllm_gpu_memory_utilization"] = share or values["gpu_memory_utilization"]
         values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
 
@@ -401,8 +434,9 @@ def _batch_sizes(values: Mapping[str, Any], given: set[str], processes: int) -> 
     batch, steps = map(values.get, names)
     if batch and given & {"num_generations", "prompts_per_step"} and not given & set(names):
         share = group * (prompts or 1) / processes
-        batch = max((n for n in range(1, batch + 1) if share % n == 0), default=batch)
-        steps = None  # no more memory
+        smaller = [size for size in range(1, batch + 1) if share % size == 0]
+        batch = max(smaller, default=batch)  # no more memory
+        steps = None
     sizes = dict(zip(names, batch_geometry(group, prompts, batch, steps, processes), strict=True))
     for name, size in sizes.items():
         if values[name] not in (None, size):
@@ -446,8 +480,10 @@ def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:
     plain_class = type(trainer).__bases__[0]
     if plain_class.__name__ != type(trainer).__name__:  # Unsloth's is a subclass of TRL's with the same name
         return
-    plain = plain_class(**copy.deepcopy({name: asked[name] for name in fields_of([plain_class]) if name in asked}))
-    for name in fields_of([plain_class]).keys() - _UNSLOTH_RESOLVES:
+    fields = fields_of([plain_class])
+    known = {name: asked[name] for name in fields if name in asked}
+    plain = plain_class(**copy.deepcopy(known))
+    for name in fields.keys() - _UNSLOTH_RESOLVES:
         wanted = getattr(plain, name)
         found = getattr(trainer, name)
         if found != wanted:

@@ -30,7 +30,6 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
     "model_init_kwargs": (not_, "nothing: --model, --load_in_4bit and --backend load the model"),
     "reward_weights": (any, "a weight other than 0: the rewards would add up to 0"),
-    "remove_unused_columns": (not_, "false, because the rewards read the columns of the data"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
     "resume_from_checkpoint": (not_, "--resume RUN, which continues from the last checkpoint"),
     "save_only_model": (not_, "false, because --resume needs the complete checkpoint"),
@@ -73,10 +72,13 @@ def batch_geometry(
 def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     for name, value in values.items():
-        if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
+        listed = value if isinstance(value, list) else [value]
+        numbers = [each for each in listed if isinstance(each, float)]
+        if not all(map(math.isfinite, numbers)):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
-    is_sft = "num_generations" not in values
-    check_fields(argparse.Namespace(**values | {"remove_unused_columns": False} if is_sft else values), CHECKS)
+    check_fields(argparse.Namespace(**values), CHECKS)
+    if values["remove_unused_columns"] and "num_generations" in values:
+        raise UsageError("--remove_unused_columns is True: expected false, because the rewards read the columns.")
     no_gpu = values["use_cpu"] or not has_gpu
     if values["fp16"] and no_gpu:
         raise UsageError("--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.")

@@ -112,15 +112,19 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
     source = SOURCES[f"{split}/{name}"]
     directory = data_directory(data_dir)
     if directory is None:
-        parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
-        table = Table.of(source.hub_id, (row for part in parts for row in part.rows))
+        hub_rows = []
+        for config in source.configs:
+            hub_rows += read_hub(source.hub_id, config, source.hub_split).rows
+        table = Table.of(source.hub_id, hub_rows)
     else:
         table = read_file(Path(directory) / source.file)
     columns = _columns_of(table, {column: column for column in source.columns}, source.columns)
     kept, dropped = _usable(table, columns)
     rows = []
     for row, place in kept:
-        texts = {column: to_text(row[column], f"{place}: column {column!r}") for column in source.columns}
+        texts = {}
+        for column in source.columns:
+            texts[column] = to_text(row[column], f"{place}: column {column!r}")
         read = source.read(texts)
         if read["gold"] is None:
             dropped[UNREADABLE].append(place)
@@ -138,7 +142,7 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     data = settings.data
     seed = settings.trainer.seed
     is_graded = settings.reward is not None and "accuracy" in settings.reward.reward
-    how = {
+    how: dict[str, Any] = {
         "dry_run": settings.run.dry_run,
         "prompt_format": settings.prompt.format,
         "for_sft": settings.method == "sft",
@@ -220,13 +224,16 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
     if count >= len(rows):
         raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
-    return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
+    rest = [i for i in range(len(rows)) if i not in chosen]
+    return rows.select(rest), rows.select(sorted(chosen))
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
-    rows = _rows_of(name, "test", data_dir)
-    return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
+    problems = []
+    for i, row in enumerate(_rows_of(name, "test", data_dir)):
+        problems.append(Problem(f"{name}/{i}", row["question"], row["gold"]))
+    return problems
 
 
 def load_user_benchmark(
@@ -245,17 +252,20 @@ def load_user_benchmark(
     columns = _columns_of(table, named, required)
     kept, dropped = _usable(table, {role: columns[role] for role in required}, graded=not with_grader)
     prompt = columns["prompt"]
-    kept = [(row | {prompt: to_question(row[prompt], place)}, place) for row, place in kept]
+    for row, place in kept:
+        row[prompt] = to_question(row[prompt], place)
     if not with_grader:
         kept = _with_answers(table, kept, columns["answer"], flags.answer_list, dropped)
     roles = {column: role for role, column in columns.items()}
-    problems = []
+    problems: list[Problem] = []
     for row, _ in kept[:limit]:
         others = {}
-        gold = row.get(columns.get("answer", ""))
+        gold: Any = row.get(columns.get("answer", ""))
         if with_grader:
-            others = {roles.get(name, name): row.get(name) for name in table.columns if name != prompt}
             gold = gold if isinstance(gold, str) else repr(gold)
+            for column in table.columns:
+                others[roles.get(column, column)] = row.get(column)
+            del others["prompt"]
         problems.append(Problem(f"{name}/{len(problems)}", row[prompt], gold, others))
     _report_dropped(table, dropped)
     return problems, {reason: len(places) for reason, places in dropped.items()}
@@ -346,13 +356,18 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     """
     if not rows.column_names:  # a dry run of a dataset of the Hub
         return rows
-    solutions = rows["solution"] if "solution" in rows.column_names else []
-    pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], solutions, strict=False) if text is not None]
-    if len(pairs) < len(rows):
-        logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
-    turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
-    extra = {"chat_template_kwargs": [dict(template_kwargs)] * len(pairs)} if template_kwargs else {}
-    return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns, **extra})
+    solutions = rows["solution"] if "solution" in rows.column_names else [None] * len(rows)
+    columns: dict[str, list[Any]] = {"prompt": [], "completion": []}
+    for prompt, solution in zip(rows["prompt"], solutions, strict=True):
+        if solution is not None:
+            columns["prompt"].append(prompt)
+            columns["completion"].append([{"role": "assistant", "content": solution}])
+    kept = len(columns["prompt"])
+    if kept < len(rows):
+        logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - kept, len(rows))
+    if template_kwargs:
+        columns["chat_template_kwargs"] = [dict(template_kwargs)] * kept
+    return _to_dataset(columns)
 
 
 ROLES = ("prompt", "answer", "solution")
@@ -375,18 +390,22 @@ def _load_own(
         kept = _with_answers(table, kept, roles["answer"], data.answer_list, dropped, graded)
     _report_dropped(table, dropped)
     kept = kept[: data.limit]
-    columns: dict[str, list[Any]] = {}
-    for role, name in roles.items():
-        values = [(row.get(name), f"{place}: column {name!r}") for row, place in kept]
-        if role == "prompt":
-            columns |= _prompts(kept, name, prompt_format, takes_answers=for_sft and "solution" not in roles)
-        elif role == "answer":
-            columns[role] = [value for value, _ in values]
-        else:  # only a solution can be empty
-            columns[role] = [None if is_empty(value) else to_text(value, where) for value, where in values]
+    takes_answers = for_sft and "solution" not in roles
+    columns = _prompts(kept, roles["prompt"], prompt_format, takes_answers)
+    if "answer" in roles:
+        columns["answer"] = [row[roles["answer"]] for row, _ in kept]
+    if "solution" in roles:
+        columns["solution"] = [_solution(row.get(roles["solution"]), place) for row, place in kept]
     taken = {*columns, *roles.values()}
-    others = {name: [row.get(name) for row, _ in kept] for name in table.columns if name not in taken}
-    return _to_dataset(columns | others)
+    for name in table.columns:
+        if name not in taken:
+            columns[name] = [row.get(name) for row, _ in kept]
+    return _to_dataset(columns)
+
+
+def _solution(value: Any, where: str) -> str | None:
+    """A reference completion; only a solution can be empty."""
+    return None if is_empty(value) else to_text(value, where)
 
 
 def _prompts(kept: list[Placed], column: str, prompt_format: PromptFormat, takes_answers: bool) -> dict[str, list[Any]]:

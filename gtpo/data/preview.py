@@ -5,6 +5,7 @@ be an accuracy or formatting of 0 for a whole run, without an error.
 """
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,10 @@ class Preview(NamedTuple):
             f"A completion with its gold answer, as the rewards see it:\n{self.completion}\n\n"
             f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
         )
-        return [*text.splitlines(), *([f"error: {self.fault}"] if self.fault else [])]
+        lines = text.splitlines()
+        if self.fault:
+            lines.append(f"error: {self.fault}")
+        return lines
 
 
 def check_first_rows(
@@ -53,7 +57,8 @@ def check_first_rows(
     """
     if not hasattr(tokenizer, "get_chat_template"):
         return  # Mistral's own, which renders and decodes in its own way
-    chosen = range(0, len(prompts), -(-len(prompts) // MOST_ROWS) or 1)
+    step = math.ceil(len(prompts) / MOST_ROWS)
+    chosen = range(0, len(prompts), step)
     faults = {}
     for row in chosen:
         seen = look(tokenizer, prompts[row], golds[row], settings, scored)
@@ -91,10 +96,14 @@ def look(
     ids = tokenizer.encode(written, add_special_tokens=False)
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
-    correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
+    correct = None
+    if gold is not None:
+        correct = grade_text(seen, gold, *form.tags[2:]).correct
     fault = _lost_question(prompt, text) or _early_end(tokenizer, ids)
-    loses_reward = ("format" in scored and not follows) or ("accuracy" in scored and correct is False)
-    if fault is None and loses_reward:
+    lost = {"format"} if not follows else set()
+    if correct is False:
+        lost.add("accuracy")
+    if fault is None and lost & {*scored}:
         fault = _reason(written, seen, prefill, form)
     return Preview(text, seen, follows, correct, fault)
 
@@ -111,8 +120,8 @@ def _lost_question(prompt: Any, text: str) -> str | None:
     """A template that leaves the user's turn out, or a part of it; white space aside."""
     if isinstance(prompt, str):
         return None
-    turns = [turn["content"] for turn in prompt if turn["role"] == "user" and isinstance(turn.get("content"), str)]
-    if turns and "".join(turns[-1].split()) not in "".join(text.split()):
+    *_, question = ["", *(turn.get("content") for turn in prompt if turn["role"] == "user")]
+    if isinstance(question, str) and "".join(question.split()) not in "".join(text.split()):
         return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
     return None
 
@@ -130,9 +139,10 @@ def _reason(written: str, seen: str, prefill: str, form: PromptFormat) -> str:
             f"the chat template begins the completion with {prefill!r}, after which no completion follows the format: "
             "name another --chat_template or --chat_template_kwargs, or other --tags"
         )
-    if not form.follows_format(seen):
-        return f"the tokenizer turns a completion in the format into {seen!r}: name other --tags"
-    return f"a completion with the gold answer is not correct, the rewards see {seen!r}: correct --answer_column"
+    return (
+        f"a completion with the gold answer is not correct, the rewards see {seen!r}: correct --answer_column, or name "
+        "other --tags"
+    )
 
 
 def _early_end(tokenizer: Any, ids: Sequence[int]) -> str | None:

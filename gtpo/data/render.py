@@ -27,7 +27,7 @@ def main() -> None:
     with contextlib.suppress(ValueError, OSError):  # not supported on every system
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    sys.path.extend(path for path in sys.argv[2:] if path not in sys.path)  # -I ignores PYTHONPATH
+    sys.path += sys.argv[2:]  # -I ignores PYTHONPATH
     try:
         compiled("")
     except ImportError as error:

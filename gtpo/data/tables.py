@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,10 @@ class Table:
         rows = list(rows)
         if not rows:
             raise UsageError(f"{name} has no rows.")
-        columns = list(dict.fromkeys(chain.from_iterable(row for row, _ in rows)))
+        known: Row = {}
+        for row, _ in rows:
+            known |= dict.fromkeys(row)
+        columns = list(known)
         if len(columns) > MAX_COLUMNS or len(columns) * len(rows) > MAX_CELLS:
             raise UsageError(
                 f"{name} has {len(columns):,} columns in {len(rows):,} rows, more than this program reads: keep the "
@@ -65,7 +68,8 @@ class Table:
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
     """Refuse what is none of ``known`` and cannot be your data: an existing path, the name of a file, or a Hub id."""
-    if source not in known and (source == "" or (is_on_hub(source) and not _HUB_ID.fullmatch(source))):
+    is_invalid = source == "" or (is_on_hub(source) and not _HUB_ID.fullmatch(source))
+    if is_invalid and source not in known:
         raise UsageError(
             f"--{flag} {source!r} is unknown{nearest(source, known)}: pick one of {', '.join(known)}, or name a file "
             f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
@@ -110,7 +114,8 @@ def read_file(path: Path, limit: int | None = None) -> Table:
         with memory_limit(MAX_BYTES):
             rows = list(islice(readers[ending](path), MAX_ROWS + 1))
             check_count(str(path), len(rows), limit)
-            return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows[:MAX_ROWS]))
+            placed = [(row, f"{unit} {number} of {path}") for number, row in rows[:MAX_ROWS]]
+            return Table.of(str(path), placed)
     except MemoryError as error:
         raise UsageError(f"{path} takes more than {MAX_BYTES >> 30} GiB of memory: split it.") from error
     except (OSError, ValueError, RecursionError, csv.Error) as error:
@@ -126,8 +131,9 @@ def memory_limit(size: int) -> Iterator[None]:
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(OSError, ValueError):  # not on every system
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, limits[1]))
+        pages, *_ = Path("/proc/self/statm").read_text().split()
+        used = int(pages) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size, limits[1]))
     try:
         yield
     finally:
@@ -207,7 +213,8 @@ def rows_of(table: Any) -> list[Row]:
     for number, column in enumerate(table.schema):
         as_text = _with_floats_as(pyarrow.string(), column.type)
         if as_text != column.type:
-            exact = table.column(number).cast(as_text).cast(_with_floats_as(pyarrow.float64(), column.type))
+            wide = _with_floats_as(pyarrow.float64(), column.type)
+            exact = table.column(number).cast(as_text).cast(wide)
             table = table.set_column(number, column.name, exact)
     rows: list[Row] = table.to_pylist()
     return rows
@@ -233,9 +240,12 @@ def read_hub(hub_id: str, config: str | None, split: str, limit: int | None = No
     try:
         data = load_dataset(hub_id, config, split=split)
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
-        what = f"cannot read {hub_id}, split {split!r}, from the Hub: {' '.join(str(error).split()).rstrip('.')[:300]}"
+        why = " ".join(str(error).split()).rstrip(".")
+        what = f"cannot read {hub_id}, split {split!r}, from the Hub: {why[:300]}"
         help = "Check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead."
         raise UsageError(f"{what}. {help}") from error
     check_count(hub_id, len(data), limit)
-    rows = rows_of(data.select(range(len(data))[:MAX_ROWS]).with_format("arrow")[:])
-    return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))
+    first = range(min(len(data), MAX_ROWS))
+    rows = rows_of(data.select(first).with_format("arrow")[:])
+    placed = [(row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)]
+    return Table.of(hub_id, placed)

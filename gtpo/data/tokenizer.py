@@ -107,9 +107,11 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
         has_row = vocab_size is None or vocabulary.get(token, vocab_size) < vocab_size
         return token in vocabulary and has_row and token not in used and token not in template
 
-    reserved = sorted((token for token in special if RESERVED.search(token)), key=vocabulary.__getitem__)
-    others = sorted((token for token in special if not re.search("end|eo[stm]", token)), key=vocabulary.__getitem__)
-    return next(filter(is_free, (*PAD_TOKENS[:-1], *reserved, *others, PAD_TOKENS[-1])), None)
+    ordered = sorted(special, key=vocabulary.__getitem__)
+    reserved = [token for token in ordered if RESERVED.search(token)]
+    others = [token for token in ordered if not re.search("end|eo[stm]", token)]
+    *first, last = PAD_TOKENS
+    return next(filter(is_free, (*first, *reserved, *others, last)), None)
 
 
 def check_template(tokenizer: Any, messages: Messages, /, **options: Any) -> None:

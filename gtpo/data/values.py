@@ -12,9 +12,8 @@ from gtpo.errors import UsageError
 from gtpo.grading import last_boxed, listed
 
 MISSING = {"nan", "n/a", "n.a.", "#n/a", "none", "null", "<na>"}  # texts of a missing value, in any case
-MISSING_AS_WRITTEN = {"NA", "-", "--", "—", "?", "??", "..."}  # Na is sodium
-DECIMAL_COMMA = re.compile(r"-?[\d.]+,\d+")
-_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+")
+MISSING_AS_WRITTEN = {"NA", "-", "--", "?", "..."}  # Na is sodium
+DECIMAL_COMMA = re.compile(r"(?!-?\d{1,3}(?:,\d{3})+\Z)-?[\d.]+,\d+")  # 2,5 and not 1,234
 _ROUNDED = re.compile(r"-?\d{16,}\.0")  # a float as pandas writes it to CSV
 _MARKED = re.compile(r"####(?P<gold>[^\n#]+)\Z")  # the end of a GSM8K solution, also on one line
 _EXACT = 2**53  # integers from here on are not all floats
@@ -38,16 +37,18 @@ def is_missing(value: Any) -> bool:
 
 def to_text(value: Any, where: str) -> str:
     """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
-    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    if not (is_number or isinstance(value, str)) or value in (math.inf, -math.inf):
+    is_known = isinstance(value, str | int | float | Decimal) and not isinstance(value, bool)
+    if not is_known or value in (math.inf, -math.inf):
         found = reprlib.repr(value)
         raise UsageError(f"{where} is {found}: expected a string or a number (of an object a field, as COLUMN.FIELD).")
-    is_rounded = isinstance(value, str) and _ROUNDED.fullmatch(value.strip()) and abs(float(value)) >= _EXACT
-    if is_rounded or (isinstance(value, float) and abs(value) >= _EXACT):
+    is_float = isinstance(value, float) or _ROUNDED.fullmatch(str(value).strip())
+    if is_float and abs(float(value)) >= _EXACT:
         raise UsageError(
             f"{where} is {value}, a float of 2^53 or more, whose last digits are lost: store an integer or text."
         )
-    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    return str(value)
 
 
 def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: str, graded: bool = True) -> str:
@@ -121,4 +122,4 @@ def is_answered(question: Any) -> bool:
 
 def has_decimal_comma(gold: str) -> bool:
     """Whether a gold answer reads like 2,5, which counts as a list of two numbers; 1,234 is one."""
-    return bool(DECIMAL_COMMA.fullmatch(gold)) and not _THOUSANDS.fullmatch(gold)
+    return bool(DECIMAL_COMMA.fullmatch(gold))

@@ -130,7 +130,7 @@ class CheckedReward:
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
         bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
-        arguments = {
+        arguments: dict[str, Any] = {
             name: copy.deepcopy(value) if isinstance(value, list) else value
             for name, value in kwargs.items()
             if name not in bound

@@ -324,7 +324,9 @@ def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept:
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 10}')
     write_manifest(checkpoint)
     with nullcontext() if is_kept else pytest.raises(UsageError, match=flags.split()[0]):
-        assert check_run(settings("--resume", str(tmp_path), *flags.split()), rows=range(100)) == str(checkpoint)
+        assert check_run(settings("--output_dir", str(tmp_path), "--resume", *flags.split()), rows=range(100)) == str(
+            checkpoint
+        )
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:
