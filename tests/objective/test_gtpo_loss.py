@@ -388,6 +388,11 @@ def test_a_large_offset_hides_no_difference_of_rewards() -> None:
     assert rewards_at_mean(in_tenths, 12).tolist() == [reward == 6 for reward in (3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7)]
 
 
+def test_a_small_difference_is_no_rounding() -> None:
+    """1.3e-5 from the mean, in a group whose rounding is 2e-6."""
+    assert not rewards_at_mean(torch.tensor([0.0, 2.0, 1.00002]), 3).any()
+
+
 def test_rewards_that_differ_by_rounding_alone_are_at_the_mean() -> None:
     """Sums of the same rewards in another order: neighbours in float32."""
     for size in (0.6, 100.6, 1e6):

@@ -36,6 +36,8 @@ HIGH = [0.3] * 60
         ([40.0] * 20 + [60.0] * 40, HIGH, None),  # a rise
         ([60.0] * 5 + [0.0] * 15, HIGH[:20], None),  # less than a window
         ([60.0] * 90 + [40.0] * 30, [0.3] * 120, None),  # after the first 100 steps
+        ([60.0] * 88 + [40.0] * 20, [0.3] * 108, 100),  # in the last of them
+        ([60.0] * 30 + [51.0] * 30, [0.25] * 60, 55),  # exactly 9 points and 0.25
     ],
 )
 def test_the_alarm_rings(accuracies: list[float], norms: list[float], rings: int | None) -> None:
