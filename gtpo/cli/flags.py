@@ -96,7 +96,7 @@ def check_given_values(method: str, argv: Sequence[str], config: str) -> None:
 def _words_of(argv: Sequence[str]) -> dict[str, str]:
     """Name -> value of the settings on a command line; of several words the first."""
     found = {}
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+    for word, following in zip(argv, [*argv[1:], "--"], strict=False):  # none where there is no word
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and (equals or not following.startswith("--")):
             found[name] = value if equals else following

@@ -79,3 +79,14 @@ script.run_script(main)
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
     shown = subprocess.run([sys.executable, "-c", lines, "--debug"], **run)  # type: ignore[call-overload]
     assert "Traceback" in shown.stderr and shown.returncode == 1
+
+
+def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -> None:
+    """Unsloth does when it is imported."""
+    source = (
+        "import logging\nfrom gtpo.runs.script import log_to_stderr\nlog_to_stderr()\n"
+        "logging.basicConfig(format='[%(name)s|%(levelname)s]%(message)s')\n"
+        "logging.getLogger('gtpo.models.load').warning('loading tiny')"
+    )
+    ended = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ended.stderr == "loading tiny\n"
