@@ -37,7 +37,7 @@ def table(
     unit, speedup = UNITS[scale], matrix[scale].get("speedup", {})
     states = {run: state_of(run) for run in experiments}
     left = [run for run in experiments if states[run] != "finished"]
-    width = max(len(work.label) for work in (*experiments, *evaluations))
+    width = max([len(run.label) for run in experiments] + [len(work.label) for work in evaluations])
     lines = [f"{unit}, of training at most; in brackets of a run that collapses at once:"] if speedup else []
     for run in experiments:
         collapsed = f" ({run.collapsed:.0f})" if run.collapsed else ""
@@ -53,10 +53,13 @@ def table(
         lines.append(f"{figure:10} {len(shown):4} runs   {_cost(shown):7.1f}, {to_do:.1f} remaining")
     least = sum(run.cost / speedup.get(run.model, 1) for run in left)  # than the logs that the costs are from
     hours = f"{least:.0f} to {_cost(left):.0f}" if speedup else f"{_cost(left):.0f}"
-    counts = ", ".join(f"{[*states.values()].count(state)} {state}" for state in STATES)
     scoring = _cost(work for work in evaluations if not work.is_finished)
-    remaining = f"about {hours} {unit} of training and {scoring:.0f} of evaluation remaining"
-    lines += ["", f"{len(experiments)} runs: {counts};", remaining, "(estimates, configs/experiments.yaml)."]
+    lines += [
+        "",
+        f"{len(experiments)} runs: {', '.join(f'{[*states.values()].count(state)} {state}' for state in STATES)};",
+        f"about {hours} {unit} of training and {scoring:.0f} of evaluation remaining",
+        "(estimates, configs/experiments.yaml).",
+    ]
     return "\n".join(lines)
 
 

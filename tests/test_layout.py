@@ -133,7 +133,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(6_900, 10.60),
     "data": Limit(10_450, 10.35),
-    "evaluation": Limit(15_600, 11.80),
+    "evaluation": Limit(15_600, 11.45),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
     "models": Limit(7_950, 9.85),
@@ -161,8 +161,6 @@ TENSOR_CODE = {
 LONG_FUNCTIONS = {  # above the limit: the set only shrinks
     "start_wandb",
     "estimate",
-    "sample",
-    "grade",
     "run_all",
     "summarize",
 }

@@ -61,8 +61,10 @@ class Comparison:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Problems on which the second side is better, worse, and equal."""
-        wins, losses = (sum(sign * value > 0 for value in self.differences) for sign in (1, -1))
-        return wins, losses, len(self.differences) - wins - losses
+        differences = self.differences
+        wins = sum(value > 0 for value in differences)
+        ties = differences.count(0)
+        return wins, len(differences) - wins - ties, ties
 
     @property
     def errors(self) -> tuple[float | None, float | None, float | None]:
@@ -140,9 +142,15 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
         logger.warning("%s and %s were graded by different graders: %s", *names, ", ".join(sorted(graders)))
     for metric, read in _metrics(everything).items():
         seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
-        first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)
-        means = [[statistics.fmean(values) for values in zip(*side, strict=True)] for side in seeds]
-        yield Comparison(benchmark, metric, names, (first, second), (means[0], means[1]))
+        first, second = map(_over_seeds, seeds)
+        yield Comparison(benchmark, metric, names, (first[0], second[0]), (first[1], second[1]))
+
+
+def _over_seeds(by_seed: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """A score of one side: of every seed in percent, and of every problem as its mean over the seeds."""
+    of_seeds = [100 * statistics.fmean(values) for values in by_seed]
+    of_problems = [statistics.fmean(values) for values in zip(*by_seed, strict=True)]
+    return of_seeds, of_problems
 
 
 def _metrics(entries: Sequence[Entry]) -> dict[str, _Metric]:
@@ -206,10 +214,8 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if own == chosen:
             kept.append(entry)
             continue
-        differing = [name for name, a, b in zip(SAMPLING, own, chosen, strict=True) if a != b]
-        label = entry["label"]
-        names = ", ".join(differing)
-        logger.warning("scores of %s on %s are left out: %s not as in the others", label, benchmark, names)
+        what = "scores of %s on %s are left out: problems or sampling are not as in the others"
+        logger.warning(what, entry["label"], benchmark)
     return kept
 
 

@@ -130,8 +130,7 @@ class EvaluationPlan:
         prompt = self.jobs[0].prompt
         if self.backend == "transformers":
             return sampling.TransformersSampler(self.model, self.sampling, prompt)
-        share = self.gpu_memory_utilization
-        return sampling.VLLMSampler(self.model, self.sampling, self.lora_rank, share, prompt)
+        return sampling.VLLMSampler(self.model, self.sampling, self.lora_rank, self.gpu_memory_utilization, prompt)
 
     def run(self, overwrite: bool = False, shard: str | None = None) -> None:
         """Sample what is missing, as :func:`run_job`; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
@@ -164,15 +163,11 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
             data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
             data["grader"] = asked.graded_by
             origin = Origin(model, adapter, target.checkpoint, made_with, data)
-            jobs.append(Job(directory / f"{name}.jsonl", asked, Head(_asked(name, asked) | settings, origin)))
+            settings |= {"benchmark": name, "problems": len(asked.rows)}
+            head = Head(settings | {"problems_hash": storage.problems_hash(asked.rows)}, origin)
+            jobs.append(Job(directory / f"{name}.jsonl", asked, head))
     _check_files(jobs, flags.overwrite)
     return EvaluationPlan(jobs, how, model, backend, targets.max_lora_rank(evaluated), flags.gpu_memory_utilization)
-
-
-def _asked(name: str, problems: Problems) -> dict[str, Any]:
-    """The settings of a completion file that say what is asked."""
-    rows = problems.rows
-    return {"benchmark": name, "problems": len(rows), "problems_hash": storage.problems_hash(rows)}
 
 
 def _check_files(jobs: Sequence[Job], overwrite: bool) -> None:
@@ -181,7 +176,7 @@ def _check_files(jobs: Sequence[Job], overwrite: bool) -> None:
     for job in jobs:
         if paths.count(job.path) > 1:
             label = job.path.parent.name
-            raise UsageError(f"a run is called {label}, like the row of its base model: rename its directory.")
+            raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
         if not overwrite:
             storage.check_settings(job.path, job.head.settings, job.problems.rows)
 

@@ -289,7 +289,6 @@ class VLLMSampler:
         count_tokens: CountTokens = lambda tokens: None,
     ) -> Iterator[list[Row]]:
         """As :meth:`TransformersSampler.sample`."""
-        from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
         lora = None
@@ -297,17 +296,7 @@ class VLLMSampler:
             number = self.numbers.setdefault(adapter, len(self.numbers) + 1)
             lora = LoRARequest(f"adapter-{number}", number, str(adapter))
         missing = [request for request in requests if request.key not in done]
-        params = [
-            SamplingParams(
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                max_tokens=self.sampling.max_new_tokens,
-                stop_token_ids=sorted({*self.end_ids, *request.end_ids}),
-                seed=derived_seed(self.sampling.seed, *request.key),
-                detokenize=False,
-            )
-            for request in missing
-        ]
+        params = [self._params(request) for request in missing]
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in missing]
         # The two halves of LLM.generate, so that each completion is stored when it finishes and not after the last one.
         # enqueue returns vLLM's internal request ids, 7-1a2b3c4d; an output has the part before the dash.
@@ -329,6 +318,18 @@ class VLLMSampler:
                     rows.append(to_row(request, completion.token_ids, stopped, self.tokenizer))
             if rows:
                 yield rows
+
+    def _params(self, request: Request) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            max_tokens=self.sampling.max_new_tokens,
+            stop_token_ids=sorted({*self.end_ids, *request.end_ids}),
+            seed=derived_seed(self.sampling.seed, *request.key),
+            detokenize=False,
+        )
 
 
 Sampler = TransformersSampler | VLLMSampler

@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -13,10 +14,28 @@ from gtpo import grading
 from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, Problems, ProblemScores, read_entries
-from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
+from gtpo.evaluation.records import Entry, Problem, Problems, ProblemScores, read_entries
+from gtpo.evaluation.storage import find_completion_files, key_of, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
+from gtpo.prompts import PromptFormat
 from gtpo.runs.provenance import git_revision
+
+
+class _Verdicts(NamedTuple):
+    """The answers in the completions of one problem, and whether they are correct; lenient ones by our grader alone."""
+
+    answers: Sequence[str | None]
+    correct: Sequence[bool]
+    lenient_answers: Sequence[str | None] = ()
+    lenient: Sequence[bool] = ()
+
+    def scores(self) -> dict[str, list[float]]:
+        """Metric -> its value at each k'."""
+        scores = _scores_of(self.answers, self.correct)
+        if self.lenient:
+            lenient = _scores_of(self.lenient_answers, self.lenient)
+            scores |= {"pass_lenient": lenient["pass"], "maj_lenient": lenient["maj"]}
+        return scores
 
 
 def grade(path: Path, problems: Problems) -> Entry:
@@ -25,60 +44,34 @@ def grade(path: Path, problems: Problems) -> Entry:
     prompt = PromptArguments(**stored_prompt(head.settings)).format
     k = head.settings["k"]
     keys = keys_of(problems.rows, k)
-    completions = {key: row for row in rows if (key := (row["id"], row["sample"])) in keys}
+    completions = {key_of(row): row for row in rows if key_of(row) in keys}
     if len(completions) != len(keys):
         raise UsageError(f"{path} has {len(completions)} of {len(keys)} completions: resume it without --regrade.")
     timeouts_before = grading.timeouts()
-    per_problem = []
-    unreadable = 0
+    per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
-        lenient_marks = None
-        if problems.graded_by:
-            answers = [grading.extract_answer(text, None, *prompt.tags[2:]) for text in texts]
-            if problems.grader:
-                correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
-            else:
-                correct = [grading.math_verify_accepts(answer, problem.gold) for answer in answers]
-            scores = _scores_of(answers, correct)
-        else:
-            verdicts = [grading.grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
-            answers, correct, lenient_answers, lenient = map(list, zip(*verdicts, strict=True))
-            scores = _scores_of(answers, correct)
-            lenient_marks = _marks(lenient)
-            is_same = (answers, correct) == (lenient_answers, lenient)
-            lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
-            scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
-        unreadable += sum(not grading.normalise(answer or "") for answer in answers)
+        verdicts = _judge(problem, texts, problems, prompt)
+        scores = verdicts.scores()
         for metric, values in scores.items():
             by_metric[metric].append(values)
-        per_problem.append(
-            ProblemScores(
-                id=problem.id,
-                gold=problem.gold,
-                n=k,
-                c=sum(correct),  # strict
-                formatted=sum(map(prompt.follows_format, texts)),
-                correct=_marks(correct),
-                correct_lenient=lenient_marks,
-                majority=_marks(map(bool, scores["maj"])),
-            )
-        )
+        unreadable += sum(not grading.normalise(answer or "") for answer in verdicts.answers)
+        per_problem.append(_record(problem, verdicts, sum(map(prompt.follows_format, texts)), scores["maj"]))
     means, intervals = _over_problems(sizes_up_to(k), by_metric)
+    shares = {
+        "format": _percent(sum(problem.formatted for problem in per_problem) / len(keys)),
+        "finished": _percent(sum(row["finished"] for row in completions.values()) / len(keys)),
+        "unreadable": _percent(unreadable / len(keys)),
+        "tokens": sum(row["tokens"] for row in completions.values()) / len(keys),
+    }
     return Entry(
         label=path.parent.name,
         benchmark=path.stem,
         problems=len(problems.rows),
         dropped=dict(problems.dropped),
         k=k,
-        scores={
-            **means,
-            "format": _percent(sum(problem.formatted for problem in per_problem) / len(keys)),
-            "finished": _percent(sum(row["finished"] for row in completions.values()) / len(keys)),
-            "unreadable": _percent(unreadable / len(keys)),
-            "tokens": sum(row["tokens"] for row in completions.values()) / len(keys),
-        },
+        scores=means | shares,
         intervals=intervals,
         settings=head.settings,
         origin=head.origin,
@@ -89,6 +82,31 @@ def grade(path: Path, problems: Problems) -> Entry:
             "timeouts": grading.timeouts() - timeouts_before,
         },
         per_problem=per_problem,
+    )
+
+
+def _judge(problem: Problem, texts: Sequence[str], problems: Problems, prompt: PromptFormat) -> _Verdicts:
+    """The verdicts of the grader that the problems name; by default ours."""
+    tags = prompt.tags[2:]
+    if not problems.graded_by:
+        verdicts = [grading.grade_text(text, problem.gold, *tags) for text in texts]
+        return _Verdicts(*map(list, zip(*verdicts, strict=True)))
+    answers = [grading.extract_answer(text, None, *tags) for text in texts]
+    if problems.grader:
+        return _Verdicts(answers, problems.grader(problem, prompt.to_messages(problem.question), texts))
+    return _Verdicts(answers, [grading.math_verify_accepts(answer, problem.gold) for answer in answers])
+
+
+def _record(problem: Problem, verdicts: _Verdicts, formatted: int, majority: Sequence[float]) -> ProblemScores:
+    return ProblemScores(
+        id=problem.id,
+        gold=problem.gold,
+        n=len(verdicts.correct),
+        c=sum(verdicts.correct),  # strict
+        formatted=formatted,
+        correct=_marks(verdicts.correct),
+        correct_lenient=_marks(verdicts.lenient) or None,
+        majority=_marks(map(bool, majority)),
     )
 
 

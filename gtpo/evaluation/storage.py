@@ -9,7 +9,6 @@ files of the same kind next to it.
 import glob
 import hashlib
 import json
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +18,10 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head, Problem
 from gtpo.files import fingerprint, open_own
 from gtpo.prompts import to_messages
-
-logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
@@ -39,7 +35,7 @@ def find_completion_files(directory: Path, benchmarks: Collection[str] | None = 
     paths = filter(has_completions, sorted(directory.glob("*/*.jsonl")))
     if benchmarks is not None:
         return [path for path in paths if path.stem in benchmarks]
-    return [path for path in paths if path.stem in BENCHMARK_TITLES or path.read_bytes().startswith(_SETTINGS)]
+    return [path for path in paths if path.read_bytes().startswith(_SETTINGS)]
 
 
 def has_completions(path: Path) -> bool:
@@ -80,7 +76,7 @@ class CompletionFile:
         self.file.write(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
         self.file.flush()
         self.has_head |= has_something
-        self.done.update((row["id"], row["sample"]) for row in rows)
+        self.done.update(map(key_of, rows))
 
     def merge(self, path: Path, overwrite: bool = False) -> None:
         """Append the completions of a shard that are not in this file, and delete the shard."""
@@ -88,7 +84,7 @@ class CompletionFile:
             stored, rows = read_completions(path) if shard.done else (self.head, [])
             if not self.done:
                 self.head = replace(self.head, origin=stored.origin)  # what sampled them
-            self.append([row for row in rows if (row["id"], row["sample"]) not in self.done])
+            self.append([row for row in rows if key_of(row) not in self.done])
             path.unlink()
 
 
@@ -108,19 +104,12 @@ def open_completions(
             done = set() if overwrite else stored_keys(path, head.settings, problems)
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
-            has_head = bool(done) and _is_same(read_head(path), head)
+            stored = read_head(path) if done else None
+            has_head = stored is not None and (stored.settings, stored.origin.data) == (head.settings, head.origin.data)
             yield CompletionFile(file, head, problems, done, has_head)
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
         lock.release()
-
-
-def _is_same(stored: Head, head: Head) -> bool:
-    """Whether a file has the settings and the data of an evaluation; its data may only give other gold answers."""
-    before, now = stored.origin.data.get("source"), head.origin.data.get("source")
-    if before != now:
-        logger.warning("completions of the problems of %s are graded by the answers of %s", before, now)
-    return stored.settings == head.settings and stored.origin.data == head.origin.data
 
 
 def as_begun(head: Head, paths: Iterable[Path]) -> Head:
@@ -138,7 +127,8 @@ def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[K
     if not has_completions(path):
         return set()
     check_settings(path, settings, problems)
-    return {(row["id"], row["sample"]) for row in read_completions(path)[1]}
+    _, rows = read_completions(path)
+    return {key_of(row) for row in rows}
 
 
 def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) -> None:
@@ -183,6 +173,10 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
             raise UsageError(f"{path}, line {number} is not a completion: delete the line, or add --overwrite.")
         rows.append(row)
     return head, rows
+
+
+def key_of(row: Row) -> Key:
+    return row["id"], row["sample"]
 
 
 def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:

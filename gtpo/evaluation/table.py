@@ -36,7 +36,7 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
         if width > WIDTH and tables[-1] != [first]:
             tables.append([first])
         tables[-1].append(column)
-    lines = []
+    lines: list[str] = []
     for table in tables:
         rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]
         rule = "-" * max(map(len, rows))

@@ -44,9 +44,6 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
-    if len({target.label for target in targets}) < len(targets):
-        labels = ", ".join(target.label or "base" for target in targets)
-        raise UsageError(f"--runs has duplicate labels ({labels}): name each run once, or use different --output_dir.")
     for target in targets:
         if target.adapter:
             check_model_files(target.adapter)

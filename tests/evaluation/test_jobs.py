@@ -96,8 +96,10 @@ def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path
     (outputs / "older").rename(outputs / name)
     for overwrite in (True, False):
         flags = EvaluationArguments(["arithmetic"], runs=["base", f"outputs/{name}"], overwrite=overwrite)
-        with pytest.raises(UsageError, match=f"a run is called {name}, like the row of its base model"):
+        with pytest.raises(UsageError, match=f"two of --runs are called {name}"):
             plan_evaluation(flags)
+    with pytest.raises(UsageError, match=f"two of --runs are called {name}"):
+        plan_evaluation(EvaluationArguments(["arithmetic"], runs=[f"outputs/{name}", f"outputs/{name}/"]))
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])

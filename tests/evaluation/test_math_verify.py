@@ -90,4 +90,4 @@ def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
         (entry,) = read_entries(tmp_path / "results.json")
         assert entry.per_problem[0].correct == correct and ("pass_lenient" in entry.scores) == (not more)
         assert entry.graded_by["grader"] == (more[1] if more else None)
-        assert ("graded by math_verify\n" in capsys.readouterr().out) == bool(more)
+        assert ("Graded by math_verify\n" in capsys.readouterr().out) == bool(more)
