@@ -34,12 +34,16 @@ class Claim:
 
     @property
     def measures(self) -> list[Measure]:
-        return [side for pair in self.pairs for side in pair if isinstance(side, Measure)]
+        sides = [side for pair in self.pairs for side in pair]
+        return [side for side in sides if isinstance(side, Measure)]
 
     @property
     def runs(self) -> list[str]:
         """The names of the runs that it reads."""
-        return [*dict.fromkeys(name.removesuffix("@best") for measure in self.measures for name in measure.runs)]
+        names: dict[str, None] = {}
+        for measure in self.measures:
+            names |= dict.fromkeys(name.removesuffix("@best") for name in measure.runs)
+        return [*names]
 
     @property
     def compares_runs(self) -> bool:
@@ -54,14 +58,22 @@ class Claim:
 
     def sides(self, runs: SeedRuns) -> tuple[float, float]:
         """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
-        values = [[side.value(runs) if isinstance(side, Measure) else side for side in pair] for pair in self.pairs]
-        scale = SCALES.get(self.measures[0].name, 1) / len(values)
-        return scale * sum(more for more, _ in values), scale * sum(less for _, less in values)
+        more = less = 0.0
+        for pair in self.pairs:
+            of_more, of_less = (_value(side, runs) for side in pair)
+            more += of_more
+            less += of_less
+        scale = SCALES.get(self.measures[0].name, 1) / len(self.pairs)
+        return scale * more, scale * less
 
     def margin(self, runs: SeedRuns) -> float:
         """The margin of one seed; positive supports the claim."""
         more, less = self.sides(runs)
         return more - less + self.allowed
+
+
+def _value(side: Side, runs: SeedRuns) -> float:
+    return side.value(runs) if isinstance(side, Measure) else side
 
 
 @cache
@@ -71,8 +83,12 @@ def read_claims(path: Path = Path(__file__).parent / "claims.yaml") -> dict[str,
 
 
 def _claim(name: str, claim: str, unit: str, more: Any, less: Any, **options: Any) -> Claim:
-    sides = [[_side(side) for side in (value if isinstance(value, list) else [value])] for value in (more, less)]
-    return Claim(name, claim, unit, tuple(zip(*sides, strict=True)), **options)
+    sides = []
+    for value in (more, less):
+        listed = value if isinstance(value, list) else [value]
+        sides.append([_side(side) for side in listed])
+    pairs = tuple(zip(*sides, strict=True))
+    return Claim(name, claim, unit, pairs, **options)
 
 
 def _side(value: float | dict[str, Any]) -> Side:

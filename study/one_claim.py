@@ -29,12 +29,19 @@ def _tiny_claims() -> list[Claim]:
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
-    benchmarks: dict[str, set[str]] = {}
-    for measure in [measure for claim in claims for measure in claim.measures]:
-        for name in (run.removesuffix("@best") for run in measure.runs):
-            benchmarks.setdefault(name, set()).update([measure.benchmark] if measure.benchmark else [])
-    experiments = [experiment(matrix, "tiny", name, seed) for seed in dict.fromkeys(seeds) for name in benchmarks]
-    needed = [(run, benchmark) for run in experiments for benchmark in sorted(benchmarks[run.name])]
+    benchmarks: dict[str, set[str]] = {}  # of each run
+    measures = [measure for claim in claims for measure in claim.measures]
+    for measure in measures:
+        for run in measure.runs:
+            of_run = benchmarks.setdefault(run.removesuffix("@best"), set())
+            if measure.benchmark:
+                of_run.add(measure.benchmark)
+    experiments = []
+    for seed in dict.fromkeys(seeds):
+        experiments += [experiment(matrix, "tiny", name, seed) for name in benchmarks]
+    needed = []
+    for work in experiments:
+        needed += [(work, benchmark) for benchmark in sorted(benchmarks[work.name])]
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 
@@ -43,12 +50,18 @@ def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seq
     lines = []
     for claim in claims:
         found = check(claim, results, seeds, matrix["tiny"]["window"])
-        unit, digits = found["unit"], digits_of(found["unit"])
-        lines.append(f"{found['name']}: {found['claim']}")
+        unit = found["unit"]
+        digits = digits_of(unit)
+        lines.append(f"{claim.name}: {claim.sentence}")
         for seed, margin in found["margins"].items():
-            lines.append(f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}")
+            difference = margin - claim.allowed
+            lines.append(f"  seed {seed}: {difference:+.{digits}f} {unit}")
         if found["mean"] is not None:
-            lines.append(f"  mean: {found['difference']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
-        allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})" if claim.allowed else ""
+            mean = f"{found['difference']:+.{digits}f}"
+            half_width = f"{found['half_width']:.{digits}f}"
+            lines.append(f"  mean: {mean} ± {half_width} {unit}, 95 %")
+        allows = ""
+        if claim.allowed:
+            allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})"
         lines.append(f"  verdict: {found['verdict']}{allows}")
     return lines

@@ -8,7 +8,7 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gtpo.data.load import load_train
 from gtpo.files import write_atomically
 from gtpo.grading.user_functions import load_rewards
 from gtpo.models.load import build_policy
-from gtpo.prompts import PromptFormat
+from gtpo.prompts import TAGS, PromptFormat
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
@@ -77,6 +77,7 @@ class OneStep:
 
     def __init__(self, trainer: Any, seed: int = 0) -> None:
         self.trainer = trainer
+        self.tags: Sequence[str] = getattr(trainer, "tags", TAGS)  # of trainer_of
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         order = torch.randperm(len(trainer.train_dataset), generator=torch.Generator().manual_seed(seed)).tolist()
         self.prompts = order[OTHERS:]
@@ -140,7 +141,7 @@ class OneStep:
         """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
         with torch.no_grad():
             completions, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
-        text_format = PromptFormat(None, self.trainer.tags)
+        text_format = PromptFormat(None, self.tags)
         texts = self.trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
         kept = [i for i, text in enumerate(texts) if text_format.follows_format(text)]
         for batch, spans in self._batches([prompts[i] for i in kept], [completions[i] for i in kept]):
@@ -154,9 +155,12 @@ class OneStep:
         for start in range(0, len(completions), size):
             rows = completions[start : start + size]
             pieces = [trainer._tokenizer.convert_ids_to_tokens(row) for row in rows]
-            spans = [[span for tag in trainer.tags if (span := tag_span(row, tag))] for row in pieces]
-            if any(len(of_row) < len(trainer.tags) for of_row in spans):
-                raise ValueError("a reference solution lacks a tag: one-step effects need all four")
+            spans = []
+            for row in pieces:
+                found = [tag_span(row, tag) for tag in self.tags]
+                if None in found:
+                    raise ValueError("a reference solution lacks a tag: one-step effects need all four")
+                spans.append(found)
             device = trainer.accelerator.device
             yield padded_batch(prompts[start : start + size], rows, trainer._tokenizer.pad_token_id, device), spans
 

@@ -74,14 +74,15 @@ def summarize(
     ``found``: scale -> its results; ``mechanism``: policy -> :func:`study.mechanism.summarize`; ``origins``: scale ->
     run -> where it is from.
     """
-    spec, seeds, results, smol = matrix["tiny"], seeds_of_all(matrix, "tiny"), found["tiny"], found["smol"]
-    of_smol = [check(claim, smol, SMOL_SEEDS, matrix["smol"]["window"]) for claim in read_claims()["smol"]]
-    claims = [
-        {"figure": figure} | check(claim, results, seeds, spec["window"])
-        for figure, of_figure in read_claims().items()
-        if figure != "smol"
-        for claim in of_figure
-    ]
+    spec = matrix["tiny"]
+    seeds = seeds_of_all(matrix, "tiny")
+    results = found["tiny"]
+    claims = []
+    for figure, of_figure in read_claims().items():
+        if figure != "smol":
+            claims += [{"figure": figure} | check(claim, results, seeds, spec["window"]) for claim in of_figure]
+    held = [claim for claim in claims if claim["verdict"] == "holds"]
+    compared = [claim for claim in claims if claim["size"] is not None and not claim["why"]]
     names = select_figures(matrix, ["all"], "tiny")
     return {
         "settings": {"seeds": seeds} | {key: spec[key] for key in ("window", "base", "late", "evaluation")},
@@ -89,37 +90,39 @@ def summarize(
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
         "tags": tags_of(mechanism),
-        "families": {
-            title: comparison(found[family.scale], window, family, origins.get(family.scale, {}))
-            | {"admission": admission(found[family.scale], window, family), "planned": len(family.seeds)}
-            for title, family in families().items()
-            for window in [matrix[family.scale]["window"]]
-        },
-        "smol": {
-            "claims": of_smol,
-            "runs": {
-                name: {"seeds": smol.seeds(name)}
-                | {
-                    metric: [
-                        _pair([STATISTICS[third](smol.curve(name, seed, metric), 1) for seed in smol.seeds(name)])
-                        for third in ("first_third", "last_third")
-                    ]
-                    for metric in ("formatting", "accuracy", "entropy")
-                }
-                for name in dict.fromkeys(name for name, _ in smol.runs)
-            },
-            "scores": scores_of(smol),
-            "filtered": _filtered(smol, "gtpo"),
-        },
+        "families": {title: _family(matrix, found, title, origins) for title in families()},
+        "smol": _smol(found["smol"], matrix["smol"]["window"]),
         "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
-        "with_margin": sum(claim["verdict"] == "holds" and claim["mean"] - claim["difference"] > 1 for claim in claims),
-        "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in claims), 1),
+        "with_margin": sum(claim["mean"] - claim["difference"] > 1 for claim in held),
+        "by_chance": round(0.025 * len(compared), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
         "greedy": scores_of(found["collapse"]),
         "stable": _formatting_lost(results, spec["window"]),
     }
+
+
+def _family(matrix: Matrix, found: Mapping[str, Results], title: str, origins: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison of a family, and which rates its rule admits."""
+    family = families()[title]
+    results, window = found[family.scale], matrix[family.scale]["window"]
+    compared = comparison(results, window, family, origins.get(family.scale, {}))
+    return compared | {"admission": admission(results, window, family), "planned": len(family.seeds)}
+
+
+def _smol(results: Results, window: int) -> dict[str, Any]:
+    """SmolLM2: claims, thirds of the training by run and metric, scores, the share that the filter drops."""
+    runs = {}
+    for name in dict.fromkeys(name for name, _ in results.runs):
+        seeds = results.seeds(name)
+        runs[name] = {"seeds": seeds}
+        for metric in ("formatting", "accuracy", "entropy"):
+            curves = [results.curve(name, seed, metric) for seed in seeds]
+            thirds = [[STATISTICS[third](curve, 1) for curve in curves] for third in ("first_third", "last_third")]
+            runs[name][metric] = [_pair(values) for values in thirds]
+    claims = [check(claim, results, SMOL_SEEDS, window) for claim in read_claims()["smol"]]
+    return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": _filtered(results, "gtpo")}
 
 
 def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,8 +143,8 @@ LIMITS = {
     "": Limit(3_900, 9.05),  # the ground
 }
 PACKAGE_LIMIT = Limit(100_700, 10.95)
-PAPER_LIMIT = Limit(11_000, 12.83)
-STUDY = Limit(20_600, 12.90)
+PAPER_LIMIT = Limit(11_000, 12.65)
+STUDY = Limit(20_100, 12.72)
 BENCHMARKS = Limit(28_000, 11.80)
 TESTS = Limit(211_000, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
@@ -159,12 +159,12 @@ TENSOR_CODE = {
     "diagnosis.py",
 }
 LONG_FUNCTIONS = {  # above the limit: the set only shrinks
+    "run_all",
     "start_wandb",
     "estimate",
     "run_all",
-    "summarize",
 }
-HEAVY_LINES = 10  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
+HEAVY_LINES = 4  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
 REACH = 59  # files that train_gtpo.py reaches
 
 

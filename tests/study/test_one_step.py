@@ -15,7 +15,7 @@ from gtpo import GTPOArguments, GTPOTrainer
 from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.models.load import build_policy
-from gtpo.prompts import to_completion, to_messages
+from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import accuracy_reward, format_reward
 from study import one_step
 from study.one_step import OneStep, coefficients, write_effects
@@ -150,7 +150,7 @@ def test_the_targets_are_tags_and_answer(trainer: Any) -> None:
     for part in OneStep(trainer).parts:
         tags = part["own tags" if "own tags" in part else "tags"]
         for ids, of_tags in zip(part["completion_ids"], tags, strict=True):
-            assert decode(ids[of_tags]).replace("\n", "") == "".join(trainer.tags)
+            assert decode(ids[of_tags]).replace("\n", "") == "".join(TAGS)
         for ids, of_answer in zip(part["completion_ids"], part.get("answer", ()), strict=False):
             assert decode(ids[of_answer]).strip().isdigit()
 
