@@ -200,7 +200,7 @@ def draw_found(
     lines, drawn = [], False
     for each in [scale] if scale else SCALES:
         written, missing = draw_all(matrix, names, each, results, Path(output) / each)
-        if not (written or scale or figures):
+        if not (written or scale):
             what = f"No runs at {each} scale: `python reproduce.py all --scale {each}` makes them."
             missing = [what] if each in ("tiny", "paper") else []  # the others are the study's
         lines += [*map(str, written), *missing]

@@ -314,6 +314,9 @@ def test_command_draws_what_the_runs_allow(
     assert "figures/tiny/fig5b.png" in printed
     assert "fig5a: no run of grpo-g8-beta0.04, grpo-g8-beta0, grpo-g8-beta1e-6: `python reproduce.py fig5a" in printed
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
+    run_figures("fig2", "fig5b")
+    printed = capsys.readouterr().out
+    assert "No runs at paper scale" in printed and "no run of grpo-llama" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
     kept = Path("other/tiny/fig5b.png").read_bytes()
