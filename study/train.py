@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ def with_measures(trainer: Any, tags: Sequence[str], **sampler: Any) -> Any:
             batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
             return batch
 
+        @wraps(trainer.objective)  # the same tokens have a gradient
         def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> Any:
             loss, measured = super().objective(logps, token_entropy, inputs)
             found = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps.detach())

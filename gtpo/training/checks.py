@@ -33,21 +33,21 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
 
     ``batch`` has ``prompt_ids``, ``completion_ids`` and their masks, of this process.
     """
-    row = int(batch["completion_mask"].sum(1).argmax())
-    prompt, completion = (
-        batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()] for part in ("prompt", "completion")
-    )
-    completion = completion[:HEAD_TOKENS]
-    causal_lm, ids = trainer._causal_lm(trainer.model), torch.cat([prompt, completion])
+    row = int(batch["completion_mask"].sum(1).argmax())  # the longest completion
+    prompt = _tokens(batch, "prompt", row)
+    completion = _tokens(batch, "completion", row)[:HEAD_TOKENS]
+    ids = torch.cat([prompt, completion])
+    causal_lm = trainer._causal_lm(trainer.model)
     hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
-    hidden, logits = (states[len(prompt) - 1 : len(ids) - 1] for states in (hidden, logits))  # (T, H), (T, V)
+    dtype = logits.dtype
+    predicts = slice(len(prompt) - 1, len(ids) - 1)  # the completion
+    hidden, logits = hidden[predicts], logits[predicts].float()  # (T, H), (T, V)
     logps, _ = trainer._head(causal_lm, hidden, completion)
-    own = (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
-    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision, hidden.dtype)
-    rounding = max(torch.finfo(dtype).eps for dtype in (logits.dtype, hidden.dtype, precision))
-    rounding = max(rounding, TF32) if logits.is_cuda else rounding
-    bound = 1e-3 + rounding * logits.float().abs().amax() / trainer.temperature
+    log_pi = (logits / trainer.temperature).log_softmax(-1)
+    own = log_pi.gather(-1, completion[:, None]).squeeze(-1)
     difference = (logps.float() - own).abs().mean()
+    rounding = _rounding(trainer, dtype, hidden)
+    bound = 1e-3 + rounding * logits.abs().amax() / trainer.temperature
     if any_process(not bool(difference <= bound), logits.device):  # NaN too
         kind = trainer.model.config.model_type
         raise RunError(
@@ -55,6 +55,20 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
             f"{logps.mean():.3g} on average in the loss and {own.mean():.3g} by the model's logits (difference "
             f"{difference:.2g} nats): train it with TRL's GRPOTrainer and gtpo_trl.py, or pick another model."
         )
+
+
+def _tokens(batch: dict[str, Any], part: str, row: int) -> Tensor:
+    """The ids of a prompt or completion without padding. Shape (t,)."""
+    ids: Tensor = batch[f"{part}_ids"][row]
+    return ids[batch[f"{part}_mask"][row].bool()]
+
+
+def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
+    """The relative rounding of logits: that of the coarsest dtype on their way."""
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    precision = autocast.get(trainer.accelerator.mixed_precision, hidden.dtype)
+    rounding = max(torch.finfo(dtype).eps for dtype in (of_logits, hidden.dtype, precision))
+    return max(rounding, TF32) if hidden.is_cuda else rounding
 
 
 def next_check(step: int, interval: int = INTERVAL) -> int:
@@ -71,10 +85,15 @@ def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[
     ratio of the probabilities is the kept mass (huggingface/trl#7269).
     """
     log_ratio = logps - batch["sampling_per_token_logps"]
-    log_ratio = torch.where(batch["completion_mask"].bool() & log_ratio.isfinite(), log_ratio, torch.nan)
-    median, highest = log_ratio.abs().nanquantile(log_ratio.new_tensor([0.5, 0.99]))
-    metrics = {"": log_ratio.abs().nanmean(), "_median": median, "_p99": highest}
-    metrics = {f"sampler_logp_gap{name}": value for name, value in metrics.items()}
+    is_scored = batch["completion_mask"].bool() & log_ratio.isfinite()
+    log_ratio = torch.where(is_scored, log_ratio, torch.nan)
+    gap = log_ratio.abs()
+    median, highest = gap.nanquantile(gap.new_tensor([0.5, 0.99]))
+    metrics = {
+        "sampler_logp_gap": gap.nanmean(),
+        "sampler_logp_gap_median": median,
+        "sampler_logp_gap_p99": highest,
+    }
     if trainer.top_p < 1 or trainer.top_k or trainer.min_p:
         metrics["sampler_kept_mass"] = log_ratio.exp().nanmean()
     return metrics
@@ -82,8 +101,10 @@ def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[
 
 def score(trainer: Any, batch: dict[str, Any]) -> Tensor:
     """ln pi of the completion tokens, with dropout as the model has it. Shape (B, T)."""
-    ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
-    width, rows = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    rows = trainer.args.per_device_train_batch_size
     scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
     logps: Tensor = scores[0]
     return logps
@@ -102,10 +123,13 @@ def probe_sampler(trainer: Any) -> None:
     if not hasattr(policy, "disable_adapter") or trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED"):
         return
     weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
-    before, training = [weight.clone() for weight in weights], policy.training
-    device, sampler = trainer.accelerator.device, getattr(trainer, "vllm_generation", None) or SimpleNamespace()
+    before = [weight.clone() for weight in weights]
+    training = policy.training
+    device = trainer.accelerator.device
+    sampler = getattr(trainer, "vllm_generation", None) or SimpleNamespace()
     length = getattr(sampler, "max_completion_length", None)
-    prompt_ids, images, fields = trainer._tokenize_prompts([trainer.train_dataset[0]["prompt"]])
+    prompt = next(iter(trainer.train_dataset))["prompt"]
+    prompt_ids, images, fields = trainer._tokenize_prompts([prompt])
 
     try:
         policy.eval()
@@ -113,19 +137,14 @@ def probe_sampler(trainer: Any) -> None:
             sampler.max_completion_length = min(length, PROBE_TOKENS)
         with isolated_rng(0, device):
             question = padded_batch([prompt_ids[0][:1]], [prompt_ids[0][1:]], 0, device)
-            with policy.disable_adapter():
-                base = score(trainer, question)
-            size = 1e-3
-            while (score(trainer, question) - base).abs().mean() < NOISE and size < 100:
-                size *= 2
-                for weight, old in zip(weights, before, strict=True):
-                    weight.copy_(old + size * torch.randn_like(weight))
+            _move(trainer, question, weights, before)
             trainer._last_loaded_step = -1  # TRL hands the weights over again
             completions, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
         if logprobs is not None:
-            rollout = padded_batch(prompt_ids, completions, 0, device)
             scored = [math.nan if logp is None else logp for logp in logprobs[0]]
-            check_rollouts(trainer, rollout | {"sampling_per_token_logps": torch.tensor([scored], device=device)})
+            rollout = padded_batch(prompt_ids, completions, 0, device)
+            rollout["sampling_per_token_logps"] = torch.tensor([scored], device=device)
+            check_rollouts(trainer, rollout)
     finally:
         for weight, old in zip(weights, before, strict=True):
             weight.copy_(old)
@@ -133,6 +152,17 @@ def probe_sampler(trainer: Any) -> None:
         trainer._last_loaded_step = -1
         if length is not None:
             sampler.max_completion_length = length
+
+
+def _move(trainer: Any, question: dict[str, Tensor], weights: list[Tensor], before: list[Tensor]) -> None:
+    """Add noise to the weights until ln pi of a question is ``NOISE`` nats per token from the base model's."""
+    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
+        base = score(trainer, question)
+    size = 1e-3
+    while (score(trainer, question) - base).abs().mean() < NOISE and size < 100:
+        size *= 2
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(old + size * torch.randn_like(weight))
 
 
 @torch.no_grad()
@@ -143,22 +173,29 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     separate the two. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the policy
     count as sampled without the adapter. A model without an adapter passes.
     """
-    if not hasattr(policy := trainer.accelerator.unwrap_model(trainer.model), "disable_adapter"):
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(policy, "disable_adapter"):
         return
-    rows = int((batch["completion_mask"].sum(1).cumsum(0) < ENOUGH).sum()) + 1  # as few as have enough tokens
+    tokens = batch["completion_mask"].sum(1).cumsum(0)
+    rows = int((tokens < ENOUGH).sum()) + 1  # as few as have enough tokens
     batch = {name: part[:rows] for name, part in batch.items() if isinstance(part, Tensor) and part.dim()}
     logps = score(trainer, batch)
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
         of_base = score(trainer, batch)
-    policy_gap, base_gap = (
-        trainer.accelerator.gather(sampler_metrics(trainer, each, batch)["sampler_logp_gap"]).mean().item()
-        for each in (logps, of_base)
-    )
+    policy_gap = _gap(trainer, logps, batch)
+    base_gap = _gap(trainer, of_base, batch)
     if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
         raise RunError(
             f"rollouts do not come from the adapter at step {trainer.state.global_step}: vLLM's log-probabilities "
             f"differ from the policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: "
             "install the versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
         )
+
+
+def _gap(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> float:
+    """The mean gap to the sampler over all processes, in nats per token."""
+    gap = sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]
+    mean: float = trainer.accelerator.gather(gap).mean().item()
+    return mean

@@ -19,7 +19,9 @@ class GTPOConfig(GTPOArguments, trl.GRPOConfig):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         own = {item.name: kwargs.pop(item.name) for item in fields(GTPOArguments) if item.name in kwargs}
-        vars(self).update(vars(GTPOArguments(**own)))
+        GTPOArguments(**own)  # checks the values
+        for item in fields(GTPOArguments):
+            setattr(self, item.name, own.get(item.name, item.default))
         kwargs.setdefault("loss_type", "grpo")
         trl.GRPOConfig.__init__(self, *args, **kwargs)
 

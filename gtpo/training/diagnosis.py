@@ -104,7 +104,8 @@ class ConflictMetrics(_Observer):
         self.token_entropy: Tensor | None = None
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
-        trainer, accelerator = self.trainer, self.trainer.accelerator
+        trainer = self.trainer
+        accelerator = trainer.accelerator
         ids, valid = gather_rows(accelerator, batch)
         advantages = accelerator.gather(batch["advantages"])
         training = trainer.model.training
@@ -114,7 +115,8 @@ class ConflictMetrics(_Observer):
         if found["conflict_tokens"] and trainer.loss_type in LOSS_TYPES:
             weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
             found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
-        found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
+        is_flat = (advantages.view(-1, group_size) == 0).all(1)
+        found["groups_without_variance"] = is_flat.float().mean().item()
         self.log(found)
 
     def on_entropies(self, result: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any) -> None:
@@ -165,7 +167,7 @@ def push_metrics(
     strength = (advantages * weights_of_rows).float()
     weights = conflict_weights(spans[0] | spans[1], advantages.float(), positive_weight)
     pushes = torch.stack(conflict_push(ids, valid, spans, strength, weights, group_size))  # (2, 3)
-    found = {}
+    found: dict[str, float] = {}
     for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
         if not math.isnan(push):
             found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
@@ -245,22 +247,29 @@ def conflict_push(
         those of the backward spans; NaN where there are none. Shape (3,) each.
     """
     valid = completion_mask.bool()
-    pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
-    total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
-    for span, places in enumerate(token_places(valid), start=1):
-        width = int(torch.where(spans[span - 1], places + 1, 0).max())  # no row's span goes further
+    before = strength[:, None].expand_as(weights)
+    after = strength[:, None] * weights
+    pushes = torch.stack([before, after])  # (2, B, T)
+    total = pushes.new_zeros(2, 3)
+    count = pushes.new_zeros(3)
+    for column, (span, places) in enumerate(zip(spans, token_places(valid), strict=True), start=1):
+        width = int(torch.where(span, places + 1, 0).max())  # no row's span goes further
         tokens = grouped_tokens(completion_ids, places, group_size)[..., :width]  # (P, G, width)
-        values = torch.cat([pushes, spans[span - 1][None]])  # (3, B, T)
-        by_place = values.new_zeros(3, len(valid), 1 + valid.shape[1]).scatter(2, places.expand_as(values), values)
-        by_place = by_place[..., :width].unflatten(1, (-1, group_size))  # (3, P, G, width)
+        values = torch.cat([pushes, span[None]])  # (3, B, T)
+        empty = values.new_zeros(3, len(valid), 1 + valid.shape[1])
+        by_place = empty.scatter(2, places.expand_as(values), values)[..., :width]
+        by_place = by_place.unflatten(1, (-1, group_size))  # (3, P, G, width)
         of_row, run = by_place[:2], by_place[2]
-        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(run)
+        of_token = torch.zeros_like(of_row)
+        sharing = torch.zeros_like(run)
         for other in range(group_size):
             same = tokens == tokens[:, other, None]
             of_token += same * of_row[:, :, other, None]
             sharing += same * run[:, other, None]
         share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
-        total[:, span], count[span] = (share * of_token).sum((1, 2, 3)), share.sum()
-    total[:, 0], count[0] = total.sum(1), count.sum()
+        total[:, column] = (share * of_token).sum((1, 2, 3))
+        count[column] = share.sum()
+    total[:, 0] = total.sum(1)
+    count[0] = count.sum()
     push, corrected = total / count
     return push, corrected

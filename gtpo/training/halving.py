@@ -25,6 +25,7 @@ class Halving(trl.GRPOTrainer):
     _parts = 1
     _part = 0
     _has_trained = False  # a micro-batch fits
+    recorder: Any
     _micro_batch: dict[str, Any] | None = None  # of the current step, as TRL prepares it
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -75,6 +76,6 @@ class Halving(trl.GRPOTrainer):
             rows // 2,
         )
         self._parts = 2
-        self._unread: list[Any] = []  # metrics of the part that failed
+        self.recorder.unread = []  # metrics of the part that failed
         model.zero_grad()
         clear_device_cache(garbage_collection=True)

@@ -29,22 +29,27 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
     evenly have as many groups as make them even, and count once.
     """
     unit = processes // math.gcd(group_size, processes)  # groups whose completions divide evenly
-    even, at_once = rows - rows % unit, batch_size * processes // group_size  # groups of a batch in all processes
+    even = rows - rows % unit
+    at_once = batch_size * processes // group_size  # groups of a batch in all processes
     batches = []
     for first, last, copies in ((0, even, 1), (even, rows, unit)):
-        for start in range(first, last, at_once // copies):
-            prompts = range(start, min(start + at_once // copies, last))
+        step = at_once // copies
+        for start in range(first, last, step):
+            prompts = range(start, min(start + step, last))
             repeated = [row for row in prompts for _ in range(copies * group_size)]
             share = len(repeated) // processes
-            batches.append((repeated[rank * share : (rank + 1) * share], len(prompts)))
+            own = repeated[rank * share : (rank + 1) * share]
+            batches.append((own, len(prompts)))
     return batches
 
 
 @contextmanager
 def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
     """Inside, Python, NumPy and PyTorch start from a seed; afterwards they continue where they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    python = random.getstate()
+    numpy = np.random.get_state()
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
         set_seed(seed)
         try:
             yield
@@ -101,7 +106,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         for name, values in self._metrics["eval"].items():
             known = [value for value in values if not math.isnan(value)]
-            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
+            mean = sum(known) / len(known) if known else None
+            output.metrics[f"{metric_key_prefix}_{name}"] = mean
         self._metrics["eval"].clear()
         return output
 
@@ -122,15 +128,17 @@ class HeldOutEvaluation(trl.GRPOTrainer):
             raise ValueError("Trainer: evaluation requires an eval_dataset.")
         if not isinstance(rows, Sized):
             rows = list(rows)  # a stream
-        size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
-        batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
+        batches = eval_batches(
+            len(rows),
+            self.num_generations_eval,
+            self.args.per_device_eval_batch_size,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
+        indices = [rows_of_batch for rows_of_batch, _ in batches]
         prompts = iter([count for _, count in batches])
         collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
-        return DataLoader(
-            rows,
-            batch_sampler=[indices for indices, _ in batches],
-            collate_fn=lambda batch: (collate(batch), next(prompts)),
-        )
+        return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(prompts)))
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """The batches of :meth:`predict`."""

@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -63,7 +62,9 @@ class InitialEntropy(TrainerCallback):
         if trainer.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record, indent=2))
-            source = f"{record['prompts']} prompts" if "prompts" in record else "given"
+            source = "given"
+            if "prompts" in record:
+                source = f"{record['prompts']} prompts"
             state = "on" if record["filter_on"] else "off"
             logger.warning("Initial entropy %.2f nats (%s), entropy filter %s", value, source, state)
         trainer.accelerator.wait_for_everyone()
@@ -83,7 +84,7 @@ class InitialEntropy(TrainerCallback):
         """The first rows in the order of training: that of TRL's sampler with the run's seed, or of the stream."""
         trainer = self.trainer
         rows, seed = trainer.train_dataset, trainer.args.seed
-        if isinstance(rows, Sized):
+        if hasattr(rows, "__len__"):
             order = RepeatSampler(rows, 1, shuffle=trainer.shuffle_dataset, seed=seed)
             return [rows[i] for i in itertools.islice(order, PROMPTS)]
         stream = rows.shuffle(seed=seed) if trainer.shuffle_dataset else rows
@@ -91,15 +92,13 @@ class InitialEntropy(TrainerCallback):
 
     def sampled_entropies(self, rows: list[dict[str, Any]]) -> list[float]:
         """<H>_i of one completion per row, in the order of the rows, which are split over the processes."""
-        trainer, accelerator = self.trainer, self.trainer.accelerator
+        trainer = self.trainer
+        accelerator = trainer.accelerator
         ranks, rank = accelerator.num_processes, accelerator.process_index
         share = -(-len(rows) // ranks)
-        first = rank * share
-        mine = [rows[min(i, len(rows) - 1)] for i in range(first, first + share)]  # the same number on each
-        least = CPU_SAMPLING_BATCH if accelerator.device.type == "cpu" else 1
-        chunk = max(least, trainer.args.generation_batch_size // ranks)
-        if trainer.args.use_vllm:
-            chunk = share  # it makes its own batches: a call of its own for each would wait for its longest completion
+        first, last = rank * share, len(rows) - 1
+        mine = [rows[min(i, last)] for i in range(first, first + share)]  # the same number on each
+        chunk = self._rows_at_once(share)
         entropies: list[float] = []
         with (
             isolated_rng(trainer.args.seed + rank, accelerator.device),
@@ -112,18 +111,32 @@ class InitialEntropy(TrainerCallback):
                 completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
                 entropies += trainer.mean_entropies(batch).tolist()
-                bar.count_completions([{"tokens": count} for count in batch["completion_mask"].sum(1).tolist()])
+                lengths = batch["completion_mask"].sum(1).tolist()
+                bar.count_completions([{"tokens": length} for length in lengths])
         return gather_object(entropies)[: len(rows)]
+
+    def _rows_at_once(self, share: int) -> int:
+        """Completions that are sampled together; ``share`` are those of this process."""
+        trainer = self.trainer
+        if trainer.args.use_vllm:
+            return share  # it makes its own batches: a call for each would wait for its longest completion
+        of_training: int = trainer.args.generation_batch_size // trainer.accelerator.num_processes
+        least = CPU_SAMPLING_BATCH if trainer.accelerator.device.type == "cpu" else 1
+        return max(least, of_training)
 
 
 def padded_batch(
     prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device: torch.device
 ) -> dict[str, Tensor]:
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
-    batch = {}
-    for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
-    return batch
+    prompts, prompt_mask = padded(prompt_ids, "left", pad_token_id, device)
+    completions, completion_mask = padded(completion_ids, "right", pad_token_id, device)
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completions,
+        "completion_mask": completion_mask,
+    }
 
 
 def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

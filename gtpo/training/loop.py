@@ -164,7 +164,7 @@ def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
         raise RunError(f"not uploaded: {first_line(error)}. {directory} is complete: `{again}` uploads it.") from error
 
 
-def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer: type) -> str:
+def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer: Any) -> str:
     """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
 
     ``rows`` are the training prompts, of which the first has the system prompt; ``weights`` is the directory of the

@@ -49,6 +49,11 @@ _NOT_OF_THE_SAMPLER = re.compile(
 )
 
 
+def uses_unsloth() -> bool:
+    """Whether Unsloth has replaced TRL's trainer."""
+    return trl.GRPOTrainer.__name__.startswith("Unsloth")
+
+
 def check_grpo_settings(args: Any) -> None:
     """Raise UsageError for the first setting of TRL's GRPOConfig that the objective does not implement."""
     for name, values in _SUPPORTED.items():
@@ -57,7 +62,7 @@ def check_grpo_settings(args: Any) -> None:
             continue
         instead = _INSTEAD.get(name, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there")
         raise UsageError(f"{name} = {found!r} (not {' or '.join(map(repr, values))}) is not supported: {instead}.")
-    if trl.GRPOTrainer.__name__.startswith("Unsloth") and args.use_vllm and args.vllm_importance_sampling_correction:
+    if uses_unsloth() and args.use_vllm and args.vllm_importance_sampling_correction:
         name = "vllm_importance_sampling_correction"  # Unsloth takes it out of TRL's method
         raise UsageError(f"{name} is not supported with Unsloth: set it to False.")
     temperature = (args.generation_kwargs or {}).get("temperature", args.temperature)
@@ -119,7 +124,7 @@ def check_embeddings(causal_lm: Any) -> None:
                 "LoRA on embed_tokens or lm_head is not supported where the model ties them, merged it would change "
                 "both: remove them from target_modules."
             )
-        if isinstance(module, ModulesToSaveWrapper) and trl.GRPOTrainer.__name__.startswith("Unsloth"):
+        if isinstance(module, ModulesToSaveWrapper) and uses_unsloth():
             raise UsageError("LoRA on embed_tokens or lm_head is not supported with Unsloth: remove them.")
 
 

@@ -42,8 +42,8 @@ from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
+from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training import record
 from gtpo.training.callbacks import check_rewards, non_finite_error, raise_failed_reward
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.config import GTPOConfig
@@ -51,7 +51,7 @@ from gtpo.training.diagnosis import clip_ratios, gather_rows, weights_of_rows
 from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
-from gtpo.training.record import Measured, Push, record_loss, record_rollouts
+from gtpo.training.record import Measured, Recorder, Rollouts
 from gtpo.training.refusals import (
     check_embeddings,
     check_grpo_settings,
@@ -59,6 +59,7 @@ from gtpo.training.refusals import (
     check_inputs,
     deviations,
     logit_options,
+    uses_unsloth,
 )
 from gtpo_loss import (
     completion_entropy,
@@ -87,7 +88,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     _logs: dict[str, Any]
     _next_rollout_check = 0
     _is_first_batch = True  # of this process: the sampler and the head are checked
-    _push: Push | None = None  # rollouts whose conflict push is not measured yet
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     logps_and_entropy = staticmethod(linear_logps_and_entropy)  # plain_logps_and_entropy is its readable twin
@@ -102,10 +102,10 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         self.check_settings(args)
         given = inspect.signature(trl.GRPOTrainer).bind(model, reward_funcs, args, *positional, **kwargs).arguments
         check_inputs(given)
-        is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")  # it uses one GPU
+        is_unsloth = uses_unsloth()  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
-        self._unread: list[Any] = []  # micro-batches of the current step, until the last one
+        self.recorder = Recorder(self)
         adapter = isinstance(model, PeftModel) or given.get("peft_config") is not None
         hands_over = adapter and args.use_vllm and not is_unsloth
         args.use_vllm &= not hands_over  # TRL's engine, or server, would get merged weights
@@ -156,7 +156,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
         batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
-        record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
+        self.recorder.rollouts(inputs, batch, Rollouts(ids, valid, spans, advantages, group_size))
         return batch
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -187,8 +187,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     def _calls_transformers(self) -> bool:
         """Whether the model may be called in any way; that of Unsloth, FSDP and DeepSpeed once per micro-batch."""
-        is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")
-        return not is_unsloth and self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
+        return not uses_unsloth() and self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
 
     def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """A completion of each prompt, up to its first end token."""
@@ -234,7 +233,13 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it
         return rewards
 
-    inspect_group = record.inspect_group  # one group as a step sees it, without training on it
+    def inspect_group(self, row: int) -> Group:
+        """Generate and score G completions of a row of ``train_dataset`` as a training step does, without training.
+
+        Nothing is logged or counted, and the state of the random generators is restored: a run is the same with and
+        without the call, and a second call returns the same completions. Of one process.
+        """
+        return self.recorder.group(row)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
@@ -252,11 +257,11 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     ) -> Tensor:
         if return_outputs:
             raise ValueError("GRPOTrainer returns no outputs: call compute_loss without return_outputs.")
-        is_ours = type(self).objective in (GRPOTrainer.objective, GTPOTrainer.objective)
+        is_ours = inspect.unwrap(type(self).objective) in (GRPOTrainer.objective, GTPOTrainer.objective)
         grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
         loss, measured = self.objective(logps, token_entropy, inputs)
-        record_loss(self, loss, measured, logps, token_entropy, inputs)
+        self.recorder.loss(loss, measured, logps, token_entropy, inputs)
         if not self.model.training:
             return loss
         return loss / (self.current_gradient_accumulation_steps * self._parts)
@@ -265,7 +270,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
 
         The rows are a random part of the step's completions: what needs whole groups is in ``advantages`` and
-        ``conflict_mask``. The losses of micro-batches and processes are averaged.
+        ``conflict_mask``. The losses of micro-batches and processes are averaged. All tokens may have a gradient; one
+        that only adds metrics, wrapped by ``functools.wraps(GRPOTrainer.objective)``, is as fast as that one.
 
         Args:
             logps: ln pi of the completion tokens at the sampling temperature, 0 on padding. Shape (b, T).

@@ -1,5 +1,6 @@
 """``objective`` overridden by somebody else's class: the loss, its gradient on every token, and the conflict push."""
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,22 @@ class EveryToken(CannedGTPO):
         return -logps.sum() / len(logps), Measured(entropy)
 
 
+class Watched(CannedGRPO):
+    """Only a metric is added."""
+
+    asked = 0
+
+    @wraps(CannedGRPO.objective)
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        loss, measured = super().objective(logps, token_entropy, inputs)
+        highest = logps.detach().masked_fill(inputs["completion_mask"] == 0, -9.0).max()
+        return loss, measured._replace(metrics={**(measured.metrics or {}), "highest": highest})
+
+    def _tokens_with_gradient(self, inputs: dict[str, Any]) -> Tensor:
+        self.asked += 1
+        return super()._tokens_with_gradient(inputs)
+
+
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a class a method of ``make_trainer``; one that is based on GTPO takes its settings."""
@@ -102,6 +119,14 @@ def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, 
     assert list(trainer._logs["extra"]["delta"]) == [1.0] * GROUP
     group = trainer.inspect_group(0)
     assert group.keep == [1.0] * GROUP and {weight for row in group.weights for weight in row} == {1.0}
+
+
+def test_an_objective_that_adds_a_metric_trains_the_same_tokens(add: Any, tiny: Path, tmp_path: Path) -> None:
+    add(Watched, "mine")
+    watched = make_trainer("mine", tiny, tmp_path / "mine", **STEPS)
+    weights = weight_changes(watched)
+    assert torch.equal(weights, weight_changes(make_trainer("grpo", tiny, tmp_path / "grpo", **STEPS)))
+    assert watched.asked == 9 and all(row["highest"] < 0 for row in watched.state.log_history[:3])
 
 
 def test_an_objective_has_a_gradient_on_every_token(add: Any, tiny: Path, tmp_path: Path) -> None:
