@@ -59,7 +59,7 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
 
 def _tokens(batch: dict[str, Any], part: str, row: int) -> Tensor:
     """The ids of a prompt or completion without padding. Shape (t,)."""
-    ids: Tensor = batch[f"{part}_ids"][row]
+    ids = batch[f"{part}_ids"][row]
     return ids[batch[f"{part}_mask"][row].bool()]
 
 
@@ -106,8 +106,7 @@ def score(trainer: Any, batch: dict[str, Any]) -> Tensor:
     width = batch["completion_ids"].shape[1]
     rows = trainer.args.per_device_train_batch_size
     scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
-    logps: Tensor = scores[0]
-    return logps
+    return scores[0]
 
 
 @torch.no_grad()
@@ -197,5 +196,4 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
 def _gap(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> float:
     """The mean gap to the sampler over all processes, in nats per token."""
     gap = sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]
-    mean: float = trainer.accelerator.gather(gap).mean().item()
-    return mean
+    return trainer.accelerator.gather(gap).mean().item()

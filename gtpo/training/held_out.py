@@ -74,10 +74,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         several sets each is an evaluation, whose metrics have its name: ``eval_<name>_reward``.
         """
         evaluate = partial(super().evaluate, eval_dataset, ignore_keys, metric_key_prefix)
-        metrics: dict[str, float]
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
-            metrics = evaluate()  # which calls this method for each of them
-            return metrics
+            return evaluate()  # which calls this method for each of them
         is_stored = self.log_completions and self.accelerator.is_main_process
         with self._undisturbed():
             metrics = evaluate()

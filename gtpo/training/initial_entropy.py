@@ -120,7 +120,7 @@ class InitialEntropy(TrainerCallback):
         trainer = self.trainer
         if trainer.args.use_vllm:
             return share  # it makes its own batches: a call for each would wait for its longest completion
-        of_training: int = trainer.args.generation_batch_size // trainer.accelerator.num_processes
+        of_training = trainer.args.generation_batch_size // trainer.accelerator.num_processes
         least = CPU_SAMPLING_BATCH if trainer.accelerator.device.type == "cpu" else 1
         return max(least, of_training)
 

@@ -156,7 +156,7 @@ class Recorder:
     def _parts(self) -> int:
         """Micro-batches of all processes whose losses are averaged."""
         trainer = self.trainer
-        parts: int = trainer.accelerator.num_processes
+        parts = trainer.accelerator.num_processes
         if self.mode == "train":
             parts *= trainer.args.steps_per_generation * trainer._parts
         return parts
@@ -280,8 +280,7 @@ def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
     end_ids = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id], device=ids.device)
     lengths = valid.sum(-1, keepdim=True)
     last = ids.gather(1, (lengths - 1).clamp(min=0))[:, 0]
-    cut: list[bool] = (~torch.isin(last, end_ids)).tolist()
-    return cut
+    return (~torch.isin(last, end_ids)).tolist()
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
