@@ -183,17 +183,11 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
         raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
         of_base = score(trainer, batch)
-    policy_gap = _gap(trainer, logps, batch)
-    base_gap = _gap(trainer, of_base, batch)
+    gaps = [sampler_metrics(trainer, each, batch)["sampler_logp_gap"] for each in (logps, of_base)]
+    policy_gap, base_gap = (trainer.accelerator.gather(gap).mean().item() for gap in gaps)
     if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
         raise RunError(
             f"rollouts do not come from the adapter at step {trainer.state.global_step}: vLLM's log-probabilities "
             f"differ from the policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: "
             "install the versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
         )
-
-
-def _gap(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> float:
-    """The mean gap to the sampler over all processes, in nats per token."""
-    gap = sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]
-    return trainer.accelerator.gather(gap).mean().item()

@@ -19,9 +19,7 @@ class GTPOConfig(GTPOArguments, trl.GRPOConfig):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         own = {item.name: kwargs.pop(item.name) for item in fields(GTPOArguments) if item.name in kwargs}
-        GTPOArguments(**own)  # checks the values
-        for item in fields(GTPOArguments):
-            setattr(self, item.name, own.get(item.name, item.default))
+        self.__dict__.update(vars(GTPOArguments(**own)))
         kwargs.setdefault("loss_type", "grpo")
         trl.GRPOConfig.__init__(self, *args, **kwargs)
 

@@ -115,8 +115,7 @@ class ConflictMetrics(_Observer):
         if found["conflict_tokens"] and trainer.loss_type in LOSS_TYPES:
             weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
             found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
-        is_flat = (advantages.view(-1, group_size) == 0).all(1)
-        found["groups_without_variance"] = is_flat.float().mean().item()
+        found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
         self.log(found)
 
     def on_entropies(self, result: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any) -> None:

@@ -104,8 +104,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         for name, values in self._metrics["eval"].items():
             known = [value for value in values if not math.isnan(value)]
-            mean = sum(known) / len(known) if known else None
-            output.metrics[f"{metric_key_prefix}_{name}"] = mean
+            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
         self._metrics["eval"].clear()
         return output
 

@@ -129,14 +129,10 @@ def padded_batch(
     prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device: torch.device
 ) -> dict[str, Tensor]:
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
-    prompts, prompt_mask = padded(prompt_ids, "left", pad_token_id, device)
-    completions, completion_mask = padded(completion_ids, "right", pad_token_id, device)
-    return {
-        "prompt_ids": prompts,
-        "prompt_mask": prompt_mask,
-        "completion_ids": completions,
-        "completion_mask": completion_mask,
-    }
+    batch = {}
+    for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
+    return batch
 
 
 def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -207,9 +207,8 @@ class Recorder:
         if whole is None or len(self.token_weights) < len(whole.ids):
             return
         self.pushed = None
-        rows = range(len(whole.ids))
-        weights = torch.tensor([self.token_weights[row] for row in rows], device=whole.ids.device)
         ids, valid, spans, advantages, group_size = whole
+        weights = torch.tensor([self.token_weights[row] for row in range(len(ids))], device=ids.device)
         positive_weight = self.trainer.gtpo.conflict_positive_weight
         self.log(push_metrics(ids, valid, spans, advantages, weights, group_size, positive_weight))
 
