@@ -139,7 +139,7 @@ LIMITS = {
     "models": Limit(7_950, 9.85),
     "reports": Limit(6_500, 11.99),
     "runs": Limit(5_100, 10.37),
-    "training": Limit(19_400, 11.00),
+    "training": Limit(19_400, 10.55),
     "": Limit(3_900, 9.05),  # the ground
 }
 PACKAGE_LIMIT = Limit(100_700, 10.95)
