@@ -1,6 +1,5 @@
 """What users of TRL's GRPOTrainer rely on in a library script: its arguments, evaluation, metrics, model card."""
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from helpers.canned import CannedGRPO, CannedGTPO, make_trainer, reward_parity
+from helpers.canned import make_trainer, reward_parity
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -74,8 +73,6 @@ def test_arguments_may_be_given_by_position(method: str, tiny: Path, tmp_path: P
             None,
             [print],
         )
-    names = list(inspect.signature(trl.GRPOTrainer).parameters)
-    assert names[:4] == ["model", "reward_funcs", "args", "train_dataset"] and names[11] == "tools"
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
@@ -244,9 +241,9 @@ def test_clipping_is_logged_as_by_trl(settings: dict[str, Any], tiny: Path, tmp_
     assert logs[0][1]["clip_ratio/region_mean"] > 0 and logs[0][1]["clip_ratio/high_max"] > 0
 
 
-@pytest.mark.parametrize("trainer", [CannedGRPO, CannedGTPO])
-def test_a_loss_has_no_outputs(trainer: Any, tiny: Path, tmp_path: Path) -> None:
-    made = make_trainer("gtpo" if trainer is CannedGTPO else "grpo", tiny, tmp_path)
+@pytest.mark.parametrize("method", ["grpo", "gtpo"])
+def test_a_loss_has_no_outputs(method: str, tiny: Path, tmp_path: Path) -> None:
+    made = make_trainer(method, tiny, tmp_path)
     with pytest.raises(ValueError, match="returns no outputs"):
         made.compute_loss(made.model, {}, return_outputs=True)
 
