@@ -32,6 +32,7 @@ from study.claims import read_claims
 from study.collapse import ADMISSION, admission, comparison, families
 from study.compare import works_of
 from study.compare import write_page as write_comparison_page
+from study.findings import findings
 from study.measures import STATISTICS, largest_loss, rounded
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render
@@ -92,6 +93,7 @@ def summarize(
         "tags": tags_of(mechanism),
         "families": {title: _family(matrix, found, title, origins) for title in families()},
         "smol": _smol(found["smol"], matrix["smol"]["window"]),
+        "findings": findings(found),
         "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
         "with_margin": sum(claim["mean"] - claim["difference"] > 1 for claim in held),
         "by_chance": round(0.025 * len(compared), 1),
