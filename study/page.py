@@ -229,8 +229,8 @@ def write_page(matrix: Matrix) -> list[Path]:
     for template, page in PAGES.items():
         write_atomically(page, page_of(summary, template))
     written += [path for name in read_experiments()["comparisons"] for path in write_comparison(name)]
-    findings = page_of(summary, FINDINGS).strip()
-    write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", findings))
+    lines = page_of(summary, FINDINGS).strip()
+    write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", lines))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 
