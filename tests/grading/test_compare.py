@@ -9,10 +9,6 @@ from verdicts import CASES
 from gtpo.grading import equivalent, extract_answer, gsm8k_gold, is_correct, last_boxed, normalise
 
 
-def test_the_table_is_long_enough() -> None:
-    assert len(CASES) >= 300
-
-
 @pytest.mark.parametrize(("gold", "answer", "expected", "reason"), CASES, ids=[f"{c[0]} <- {c[1]}" for c in CASES])
 def test_verdict(gold: str, answer: str, expected: bool, reason: str) -> None:
     assert is_correct(answer, gold) is expected, reason

@@ -1,5 +1,6 @@
 """Forms of answers by kind, with wrong ones that look alike: kinds.txt, shown in docs/evaluation.md."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from verdicts import read_table
 
 from gtpo.grading import is_correct
 
-CASES = read_table(Path(__file__).with_name("kinds.txt").read_text(encoding="utf-8"))
+TABLE = Path(__file__).with_name("kinds.txt").read_text(encoding="utf-8")
+CASES = read_table(TABLE)
 KINDS = sorted({kind for *_, kind in CASES})
 
 
@@ -22,3 +24,10 @@ def test_verdict(gold: str, answer: str, expected: bool, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_answers_that_look_alike_and_are_wrong(kind: str) -> None:
     assert {case[2] for case in CASES if case[3] == kind} == {True, False}
+
+
+def test_the_page_shows_rows_of_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    shown = re.findall("`([^`\n]+ </?- [^`\n]+)`", page)
+    assert len(shown) >= 30
+    assert set(shown) <= set(TABLE.splitlines())
