@@ -1,7 +1,11 @@
 """Atomic writes, permissions, and YAML settings."""
 
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.scripts import ROOT
@@ -103,3 +107,51 @@ def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
     assert fingerprint("Qwen/Qwen2.5-3B-Instruct") is None
     stored = ROOT / "tests" / "stored" / "run_of_eada378" / "adapter"
     assert fingerprint(stored) == "e9fee0cd3a8561b5"  # stored with completions: it may not change
+
+
+@pytest.fixture
+def audited() -> Iterator[Callable[[int], list[str]]]:
+    """``audited(n)``: raise KeyboardInterrupt before the n-th rename, deletion or copy from now on; what came first."""
+    state: dict[str, Any] = {"left": None, "seen": []}
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if state["left"] is not None and event in ("os.rename", "os.remove", "os.rmdir", "shutil.copyfile"):
+            state["seen"].append(event)
+            state["left"] -= 1
+            if state["left"] < 0:
+                state["left"] = None
+                raise KeyboardInterrupt
+
+    def kill(operation: int) -> list[str]:
+        state.update(left=operation, seen=[])
+        return state["seen"]
+
+    sys.addaudithook(hook)  # it stays until the process ends
+    yield kill
+    state["left"] = None
+
+
+@pytest.mark.parametrize("operation", range(4))
+def test_a_file_is_replaced_at_once(operation: int, tmp_path: Path, audited: Callable[[int], list[str]]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    seen = audited(operation)
+    with suppress(KeyboardInterrupt):
+        write_atomically(path, "new")
+    assert path.read_text() == ("old" if operation < 2 else "new")
+    assert seen == ["os.remove", "os.rename"][: operation + 1]  # a link under the temporary name, then the file
+
+
+@pytest.mark.parametrize("operation", range(6))
+def test_a_directory_is_complete_under_one_of_two_names_when_killed(
+    operation: int, tmp_path: Path, audited: Callable[[int], list[str]]
+) -> None:
+    directory, unfinished = tmp_path / "adapter", tmp_path / "adapter.tmp"
+    for path, text in ((directory, "old"), (unfinished, "new")):
+        path.mkdir()
+        (path / "weights").write_text(text)
+    audited(operation)
+    with suppress(KeyboardInterrupt):
+        replace_directory(unfinished, directory)
+    kept = directory if directory.is_dir() else tmp_path / "adapter.old"
+    assert (kept / "weights").read_text() == ("new" if operation > 2 else "old")

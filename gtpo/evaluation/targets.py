@@ -68,7 +68,8 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
     is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
-    if not is_lora or config.get("layer_replication") or config.get("r", 0) > 4096:  # a stranger's could fill memory
+    rank = max([config.get("r", 0), *(config.get("rank_pattern") or {}).values()])
+    if not is_lora or config.get("layer_replication") or rank > 4096:  # a stranger's could fill memory
         raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
     return config
 

@@ -41,6 +41,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     ``rows`` and ``held_out``: sequences of training and held-out rows.
     """
+    from transformers.integrations import get_reporting_integration_callbacks
+
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
     if len(rows) < prompts:
@@ -48,6 +50,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
             f"{len(rows)} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1."
         )
     settings.made_from |= made_from(settings, rows, held_out)
+    for reporter in get_reporting_integration_callbacks(settings.trainer.report_to):
+        reporter()  # raises where its package is missing
     run = RunDirectory(settings.output_dir)
     start = settings.run
     if IS_MAIN_PROCESS and run.lock.exists():

@@ -3,11 +3,15 @@
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gtpo.runs.directory import RunDirectory, find_runs, label_of, resume_command, run_label
+from gtpo.errors import UsageError
+from gtpo.evaluation.targets import adapter_target
+from gtpo.reports.curves import draw_runs
+from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of, resume_command, run_label
 
 
 def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
@@ -59,3 +63,35 @@ def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) 
     assert found(tmp_path, having="weights") == ["a", "full"]
     assert found(tmp_path, having="metrics") == ["b", "of another program"]
     assert found(tmp_path / "missing") == []
+
+
+def test_a_line_that_a_kill_cut_off_is_not_read(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for last in ('{"step": 3', '{"step": 3, "loss": 1.0}', "\x00"):
+        run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n' + last)
+        assert [row["step"] for row in run.read_metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "best/best.json"])
+def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.best.mkdir(parents=True)
+    (tmp_path / "secret").write_text('{"step": 1, "password": "x"}\n')
+    (run.path / name).symlink_to(tmp_path / "secret")
+    reader = {"metrics": run.read_metrics, "environment": run.read_environment, "best/best": run.read_best}
+    with pytest.raises(UsageError, match=f"{name} is a link"):
+        reader[name.rpartition(".")[0]]()
+
+
+@pytest.mark.parametrize("use", [adapter_target, existing_run, lambda path: draw_runs([path], None, "x.png", 1)])
+def test_a_mistyped_run_names_the_newest(
+    use: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate("dcba"):
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        config = tmp_path / "outputs" / name / "config.yaml"
+        config.write_text("model: tiny\n")
+        os.utime(config, (age, age))
+    with pytest.raises(UsageError, match=r"outputs/nope is not a directory: .* outputs/c, outputs/b, outputs/a"):
+        use("outputs/nope")

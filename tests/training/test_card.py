@@ -126,3 +126,19 @@ def test_the_quick_start_works_when_pasted_in_another_directory(
         ended = run_script(elsewhere, str(elsewhere / "pasted.py"))
         assert ended.code == 0, ended.stderr[-2000:]
         assert 1 <= int(ended.stdout.splitlines()[-1]) <= 4
+
+
+@pytest.mark.parametrize("name", ["n<img src=x onerror=alert(1)>", "[a](http://x)", "![](http://x)", "a\n# b"])
+def test_a_name_in_the_card_is_text(name: str, adapter: Path) -> None:
+    settings = settings_of(adapter.parent)
+    settings.trainer.hub_model_id = name
+    settings.data.dataset = f"a`<b>`{name}"
+    settings.prompt.chat_template_kwargs = {"x=1): import os #": 1}
+    card = model_card(settings, ROWS, adapter, "me/my model", TRAINERS["gtpo"])
+    body = card.split("---\n", 2)[2]
+    (title,) = re.findall("^# .*", body, flags=re.MULTILINE)
+    assert "<img" not in title and re.search(r"(?<!\\)\[", title) is None
+    (line,) = [line for line in body.splitlines() if line.startswith("A LoRA adapter, trained with")]
+    assert line.count("`") == 2  # the name is between them
+    assert "import os" not in body.partition("```python")[2].partition("```")[0]
+    assert "</pre>" not in body.rpartition("<pre>")[2].rpartition("</pre>")[0]
