@@ -137,8 +137,8 @@ LIMITS = {
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
     "models": Limit(7_950, 9.85),
-    "reports": Limit(6_500, 11.99),
-    "runs": Limit(5_100, 10.37),
+    "reports": Limit(6_500, 11.63),
+    "runs": Limit(5_100, 10.00),
     "training": Limit(19_400, 10.55),
     "": Limit(3_900, 9.05),  # the ground
 }

@@ -34,8 +34,13 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    chosen = {name: getattr(flags, name) for name in ("checkpoint", "temperature", "max_new_tokens", "seed")}
-    EvaluationArguments(k=1, **chosen)  # raises
+    EvaluationArguments(  # raises
+        k=1,
+        checkpoint=flags.checkpoint,
+        temperature=flags.temperature,
+        seed=flags.seed,
+        max_new_tokens=flags.max_new_tokens,
+    )
     asked = flags.run if is_model(flags.run) else None
     targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
     model = choose_model(targets, asked)

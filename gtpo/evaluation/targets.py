@@ -34,9 +34,9 @@ class Target:
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
-    if not adapters and model is not None:
-        return [Target("")]
     if not adapters:
+        if model is not None:
+            return [Target("")]
         if not (runs := own_runs(having="weights")):
             raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
         adapters = [str(runs[-1].path)]
@@ -68,16 +68,20 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
     is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
-    rank = max([config.get("r", 0), *(config.get("rank_pattern") or {}).values()])
-    if not is_lora or config.get("layer_replication") or rank > 4096:  # a stranger's could fill memory
+    if not is_lora or config.get("layer_replication") or _rank_of(config) > 4096:  # a stranger's could fill memory
         raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
     return config
 
 
 def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
-    configs = [adapter_config(target.adapter) for target in targets if target.adapter]
-    return max((max(c["r"], *(c.get("rank_pattern") or {}).values(), 0) for c in configs), default=None)
+    ranks = [_rank_of(adapter_config(target.adapter)) for target in targets if target.adapter]
+    return max(ranks, default=None)
+
+
+def _rank_of(config: dict[str, Any]) -> int:
+    """The largest rank of an adapter."""
+    return max(config.get("r", 0), 0, *(config.get("rank_pattern") or {}).values())
 
 
 def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
@@ -173,8 +177,8 @@ def check_base(model: str, targets: Sequence[Target]) -> str:
     """
     found = fingerprint(model)
     for target in targets:
-        noted = adapter_config(target.adapter).get("auto_mapping") if target.adapter else None
-        trained = (noted or {}).get("base_fingerprint")
+        config = adapter_config(target.adapter) if target.adapter else {}
+        trained = (config.get("auto_mapping") or {}).get("base_fingerprint")
         if trained and found and trained != found:
             raise UsageError(
                 f"{target.adapter} was trained from other files than {model} has now (fingerprint {trained}, now "
