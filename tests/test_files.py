@@ -146,7 +146,8 @@ def test_a_file_is_replaced_at_once(operation: int, tmp_path: Path, audited: Cal
 def test_a_directory_is_complete_under_one_of_two_names_when_killed(
     operation: int, tmp_path: Path, audited: Callable[[int], list[str]]
 ) -> None:
-    directory, unfinished = tmp_path / "adapter", tmp_path / "adapter.tmp"
+    directory = tmp_path / "adapter"
+    unfinished = tmp_path / "adapter.tmp"
     for path, text in ((directory, "old"), (unfinished, "new")):
         path.mkdir()
         (path / "weights").write_text(text)

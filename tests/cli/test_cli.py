@@ -554,7 +554,8 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
 @pytest.fixture
 def of_a_stranger(tmp_path: Path) -> Path:
     """A run whose config.yaml names code, a file of the user, and places elsewhere."""
-    run, secret = stored_run(tmp_path / "run"), tmp_path / "secret.txt"
+    run = stored_run(tmp_path / "run")
+    secret = tmp_path / "secret.txt"
     secret.write_text("of the user")
     (run / "run.lock").write_text("")
     sends = {"push_to_hub": True, "hub_model_id": "stranger/m", "report_to": ["wandb"]}

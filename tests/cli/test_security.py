@@ -62,7 +62,8 @@ def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
     identity = tmp_path / "wandb_id"
     identity.symlink_to(tmp_path / "secret") if planted == "a link" else identity.write_text(planted)
     settings = parse("gtpo", (*SETTINGS, GRPOConfig), ["--output_dir", str(tmp_path)])
-    first, second = start_wandb(settings).id, start_wandb(settings).id
+    first = start_wandb(settings).id
+    second = start_wandb(settings).id
     assert first == second == identity.read_text() and first not in ("abcd1234", planted)
     assert (tmp_path / "secret").read_text() == "abcd1234" and not identity.is_symlink()
 

@@ -10,7 +10,9 @@ from markupsafe import escape
 
 from gtpo.reports.html import Group, group_html
 
-GREEN, GREY, PLAIN = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)", None
+GREEN = "rgba(46, 160, 67, 0.4)"
+GREY = "rgba(128, 128, 128, 0.4)"
+PLAIN = None
 
 VIEW = Group(
     prompt="<s>How many?\nSay it.",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import checkpoint
 from helpers.settings import CLASSES, parsed
 
 from gtpo.arguments import fields_of
 from gtpo.errors import UsageError
-from gtpo.runs.directory import MAY_CHANGE, write_manifest
+from gtpo.runs.directory import MAY_CHANGE
 from gtpo.runs.start import check_run, start_run
 
 ROWS = [{"prompt": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)]
@@ -23,12 +24,7 @@ def begin(run: Path, *argv: str, rows: Any = ROWS, held_out: Any = None, method:
     settings = parsed("--output_dir", str(run), "--max_steps", "10", *flags, *argv, method=method)
     check_run(settings, rows, held_out)
     start_run(settings)
-    checkpoint = run / "checkpoint-5"
-    checkpoint.mkdir()
-    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 5, "max_steps": 10}))
-    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
-        (checkpoint / name).write_text("")
-    write_manifest(checkpoint)
+    checkpoint(run, 5)
 
 
 def resume(run: Path, *argv: str, rows: Any = ROWS, held_out: Any = None, method: str = "gtpo") -> str | None:
@@ -59,14 +55,20 @@ def resume(run: Path, *argv: str, rows: Any = ROWS, held_out: Any = None, method
         "--max_prompt_length 100",
         "--lora_rank 8",
         "--tags <a> </a> <b> </b>",
+        "--model other/model",
+        "--lora_target_modules q_proj",
+        "--system_prompt none",
+        "--chat_template {{ messages }}",
+        '--chat_template_kwargs {"enable_thinking":false}',
         "--ignore_data_skip true",
     ],
 )
 def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, tmp_path: Path) -> None:
-    run, (flag, _, value) = tmp_path / "run", words.partition(" ")
+    run = tmp_path / "run"
+    (flag, _, value) = words.partition(" ")
     begin(run)
     config = (run / "config.yaml").read_text()
-    values = [value] if flag in ("--tags", "--lr_scheduler_kwargs") else value.split()
+    values = value.split() if flag == "--reward_weights" else [value]
     with pytest.raises(UsageError, match=f"was started with {flag} .*--run_name.*--model {run}/checkpoint-5"):
         resume(run, flag, *values)
     assert (run / "config.yaml").read_text() == config
@@ -76,7 +78,7 @@ def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, tmp_path: Pa
     "words",
     [
         *("--max_steps 20", "--save_steps 3", "--save_total_limit 2", "--logging_steps 2", "--disable_tqdm true"),
-        *("--report_to tensorboard", "--gpu_memory_utilization 0.2", "--temperature 0.7", "--gamma 0.3", "--seed 7"),
+        *("--report_to wandb", "--gpu_memory_utilization 0.2", "--temperature 0.7", "--gamma 0.3", "--seed 7"),
         "--per_device_train_batch_size 2 --gradient_accumulation_steps 4",
     ],
 )
@@ -123,7 +125,8 @@ def test_other_rows_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
 def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
     for name in ("first.jsonl", "moved.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    first, moved = str(tmp_path / "first.jsonl"), str(tmp_path / "moved.jsonl")
+    first = str(tmp_path / "first.jsonl")
+    moved = str(tmp_path / "moved.jsonl")
     run = tmp_path / "run"
     begin(run, "--dataset", first)
     assert resume(run, "--dataset", moved)

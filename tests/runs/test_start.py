@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 from filelock import FileLock
+from helpers.runs import checkpoint
 from helpers.settings import parsed
 
 from gtpo.errors import UsageError
-from gtpo.runs.directory import RunDirectory, write_manifest
+from gtpo.runs.directory import RunDirectory
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, how_to_continue, start_run
 
@@ -33,21 +34,6 @@ def start(directory: Path, *argv: str) -> str | None:
     checkpoint = check_run(settings, rows=range(10))
     start_run(settings)
     return checkpoint
-
-
-def checkpoint(run: Path, step: int) -> Path:
-    directory = run / f"checkpoint-{step}"
-    directory.mkdir(parents=True)
-    return complete(directory, step)
-
-
-def complete(directory: Path, step: int) -> Path:
-    """Add the files of a checkpoint that are read, with their manifest."""
-    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 10}))
-    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
-        (directory / name).write_text("")
-    write_manifest(directory)
-    return directory
 
 
 # ---- start ----
@@ -105,28 +91,6 @@ def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("model", "other/model"),
-        ("lora_rank", "8"),
-        ("lora_target_modules", "q_proj"),
-        ("tags", "<think> </think> <answer> </answer>"),
-        ("system_prompt", "none"),
-        ("chat_template", "{{ messages }}"),
-        ("chat_template_kwargs", '{"enable_thinking": false}'),
-    ],
-)
-def test_a_resumed_run_keeps_its_policy_and_prompt(flag: str, value: str, tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    checkpoint(tmp_path / "run", 5)
-    before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(UsageError, match=f"--{flag} "):
-        start(tmp_path / "run", "--resume", f"--{flag}", value)
-    assert (tmp_path / "run" / "config.yaml").read_text() == before
-    assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
-
-
 def test_other_processes_accept_the_directory_of_the_main_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +136,8 @@ def test_overwrite_killed_in_between_leaves_a_run(
     operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--overwrite works after each deletion."""
-    run, left = finished_run(tmp_path / "run"), operation
+    run = finished_run(tmp_path / "run")
+    left = operation
     originals = {name: getattr(os, name) for name in ("unlink", "rmdir")}
 
     def killed_at(name: str) -> Callable[..., None]:
@@ -212,8 +177,10 @@ def test_the_best_adapter_is_restored_where_its_replacement_was_killed(tmp_path:
 @pytest.mark.parametrize("name", ["early_stopping_patience", "positive_advantage_weight"])
 def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name: str, tmp_path: Path) -> None:
     start(tmp_path / "run", "--gamma", "0.25")
-    newest, config = checkpoint(tmp_path / "run", 7), tmp_path / "run" / "config.yaml"
-    stored, default = config.read_text(), "null" if name.startswith("early") else "1.0"
+    newest = checkpoint(tmp_path / "run", 7)
+    config = tmp_path / "run" / "config.yaml"
+    stored = config.read_text()
+    default = "null" if name.startswith("early") else "1.0"
     config.write_text(f"{stored}{name}: {default}\n")
     settings = parsed("--resume", str(tmp_path / "run"), "--max_steps", "9")
     assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
@@ -295,10 +262,10 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
 
 def run_with_checkpoint(path: Path, config: str) -> Path:
     """A run directory with this config.yaml and a complete checkpoint-5."""
-    (path / "checkpoint-5").mkdir(parents=True)
+    path.mkdir()
     (path / "config.yaml").write_text(config)
     (path / "environment.json").write_text("{}")
-    complete(path / "checkpoint-5", 5)
+    checkpoint(path, 5)
     return path
 
 
@@ -324,13 +291,19 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
 def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
     settings = parsed("--output_dir", str(tmp_path / "other"))
-    settings.trainer.output_dir, settings.run.resume = str(run), "auto"
+    settings.trainer.output_dir = str(run)
+    settings.run.resume = "auto"
     for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
         settings.model.model = model
         assert check_run(settings, rows=range(10)) == str(run / "checkpoint-5")
     settings.model.model = "llama"
     with pytest.raises(UsageError, match=f"--model {stored}"):
         check_run(settings, rows=range(10))
+
+
+def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="tensorboardX"):
+        start(tmp_path / "run", "--report_to", "tensorboard")
 
 
 # ---- printed commands ----

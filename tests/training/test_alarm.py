@@ -86,7 +86,9 @@ def runs() -> list[pd.DataFrame]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("first_steps", "hits", "false_alarms", "lead"), [(100, 25, 13, 79.0), (None, 27, 92, 78.0)])
 def test_the_rates_of_the_docstring(first_steps: int | None, hits: int, false_alarms: int, lead: float) -> None:
-    lost_with, kept_with, leads = [], [], []
+    lost_with = []
+    kept_with = []
+    leads = []
     for run in runs():
         if run.seed.iloc[0] % 2:
             continue

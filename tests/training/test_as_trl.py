@@ -39,7 +39,8 @@ def sampling(
     **settings: Any,
 ) -> Any:
     trainer, config = CLASSES[method]
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     args = config(str(directory), **QUIET | SMALL | settings)
     if method == "gtpo":
         args.initial_entropy = 0.1
@@ -54,7 +55,8 @@ def sampling(
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
 def test_arguments_may_be_given_by_position(method: str, tiny: Path, tmp_path: Path) -> None:
     trainer, config = CLASSES[method]
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     found = trainer(model, worth, config(str(tmp_path), **QUIET), rows(1.0), rows(2.0), tokenizer)
     assert (len(found.train_dataset), found.eval_dataset["extra"]) == (1, ["2.0"])
     assert found.processing_class is tokenizer and [f.__name__ for f in found.reward_funcs] == ["worth"]
@@ -91,7 +93,8 @@ def test_a_trainer_without_args_has_the_defaults(
 
 
 def test_the_config_has_the_fields_and_defaults_of_the_one_file(tmp_path: Path) -> None:
-    ours, theirs = GTPOConfig(str(tmp_path), **QUIET), gtpo_trl.GTPOConfig(str(tmp_path), **QUIET)
+    ours = GTPOConfig(str(tmp_path), **QUIET)
+    theirs = gtpo_trl.GTPOConfig(str(tmp_path), **QUIET)
     assert ours.to_dict() == theirs.to_dict()
     settings = {"gamma": 0.3, "conflict_span": "common", "initial_entropy": 0.2, "temperature": 0.7}
     given = GTPOConfig(str(tmp_path), **QUIET, **settings)
@@ -170,7 +173,8 @@ def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(tiny: Path, tmp_path
 
 def test_a_stream_is_evaluated_as_its_rows(tiny: Path, tmp_path: Path) -> None:
     trainer = sampling("gtpo", tiny, tmp_path, rows(1.0, 2.0, 6.0).to_iterable_dataset())
-    streamed, listed = trainer.evaluate(), trainer.evaluate(rows(1.0, 2.0, 6.0))
+    streamed = trainer.evaluate()
+    listed = trainer.evaluate(rows(1.0, 2.0, 6.0))
     assert streamed["eval_reward"] == listed["eval_reward"] == 3.0
     assert streamed["eval_loss"] == listed["eval_loss"]
 

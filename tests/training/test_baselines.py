@@ -43,7 +43,8 @@ def push_of(
     Of both spans, of the forward spans (1), or of the backward spans (2).
     """
     width = max(map(len, completions))
-    ids, mask = pad(completions, width, 0, torch.int64), length_mask([len(row) for row in completions], width)
+    ids = pad(completions, width, 0, torch.int64)
+    mask = length_mask([len(row) for row in completions], width)
     signed = torch.tensor(advantages, dtype=torch.float64)
     runs = conflict_spans(ids, mask, signed, group_size)
     weights = conflict_weights(runs[0] | runs[1], signed)
@@ -211,7 +212,8 @@ def test_a_step_is_the_naive_objective(
     trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, temperature=temperature, **settings)
     trainer.model.train()
     batch = batch_of(trainer, 0, 1)
-    completions, advantages = canned_group(0), batch["advantages"].tolist()
+    completions = canned_group(0)
+    advantages = batch["advantages"].tolist()
     assert min(advantages) < 0 < max(advantages)
     lengths = [len(row) for row in completions]
     each = {
@@ -221,7 +223,8 @@ def test_a_step_is_the_naive_objective(
         "bnpo": [1 / sum(lengths)] * GROUP,
     }[loss_type]
     logps, entropies = plain_logps_and_entropy(trainer, batch)
-    means, mask = naive_completion_entropy(entropies), naive_conflict_mask(completions, advantages, ROWS)
+    means = naive_completion_entropy(entropies)
+    mask = naive_conflict_mask(completions, advantages, ROWS)
     assert unpad(batch["conflict_mask"], batch["completion_mask"]) == mask
     threshold = sum(sorted(means)[GROUP // 2 - 1 : GROUP // 2 + 1]) / 2
     delta = naive_entropy_filter(means, advantages, 0.1, threshold, mode)
@@ -311,8 +314,10 @@ def with_sampler(trainer: Any, scores: list[list[list[float | None]]]) -> Any:
         step = trainer.state.global_step
         return canned_group(step), scores[step]
 
-    trainer._generate_single_turn, trainer.use_vllm = sample, True
-    trainer._next_rollout_check, trainer._is_first_batch = 9, False  # canned scores are those of no policy
+    trainer._generate_single_turn = sample
+    trainer.use_vllm = True
+    trainer._next_rollout_check = 9
+    trainer._is_first_batch = False  # canned scores are those of no policy
     return trainer
 
 
@@ -320,7 +325,8 @@ def with_sampler(trainer: Any, scores: list[list[list[float | None]]]) -> Any:
 def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[list[float | None]]]:
     """ln pi of three canned groups, off by rounding, some tokens by 1.5 nats, and one without a score."""
     trainer = make_trainer("grpo", tiny, tmp_path_factory.mktemp("sampled"))
-    steps, noise = [], itertools.cycle([0.0, 0.03, -0.05, 0.02, 0.0, -0.02, 0.0, 1.5, 0.01, -1.5, 0.04])
+    steps = []
+    noise = itertools.cycle([0.0, 0.03, -0.05, 0.02, 0.0, -0.02, 0.0, 1.5, 0.01, -1.5, 0.04])
     for step in range(3):
         trainer.state.global_step = step
         logps, _ = plain_logps_and_entropy(trainer, batch_of(trainer, 0, 1))

@@ -49,7 +49,8 @@ def front_matter(card: str) -> dict[str, Any]:
 
 def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
     settings = settings_of(adapter.parent)
-    settings.model.model, settings.data.dataset = "qwen", "gsm8k"  # which only a GPU can train
+    settings.model.model = "qwen"
+    settings.data.dataset = "gsm8k"  # which only a GPU can train
     card = model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer)
     common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
     assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}

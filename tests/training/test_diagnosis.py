@@ -22,7 +22,8 @@ def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
     """Canned completions with their log-probabilities under the policy, or under the base model: a stale sampler."""
 
     def sample(prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        group, model = canned_group(trainer.state.global_step)[: len(prompt_ids)], trainer.model
+        group = canned_group(trainer.state.global_step)[: len(prompt_ids)]
+        model = trainer.model
         batch = padded_batch(prompt_ids, group, 0, torch.device("cpu"))
         ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
         model.eval()
@@ -70,7 +71,8 @@ def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> N
     rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
     mask = naive_conflict_mask(completions, advantages, GROUP)
-    conflicts, lengths = sum(map(sum, mask)), [len(ids) for ids in completions]
+    conflicts = sum(map(sum, mask))
+    lengths = [len(ids) for ids in completions]
     assert row["conflict_tokens"] == pytest.approx(conflicts / GROUP)
     assert row["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
     each = [1 / GROUP / length for length in lengths]
@@ -159,7 +161,8 @@ def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
 ) -> None:
     """At the paper's learning rate the adapter would differ from the base model hundreds of steps later."""
     trainer = with_sampler(untrained_adapter(make_trainer(method, tiny, tmp_path, learning_rate=1e-6)), in_sync=False)
-    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.use_vllm = True
+    trainer._last_loaded_step = -1
     if method == "trl":
         trainer.add_callback(SamplerProbe(trainer))
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 0: "):
@@ -169,9 +172,12 @@ def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
 
 def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> None:
     trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path)))
-    trainer.use_vllm, trainer._last_loaded_step = True, 0  # the initial entropy was measured with the engine
+    trainer.use_vllm = True
+    trainer._last_loaded_step = 0  # the initial entropy was measured with the engine
     before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
-    sample, seen, state = trainer._generate_single_turn, [], torch.get_rng_state()
+    sample = trainer._generate_single_turn
+    seen = []
+    state = torch.get_rng_state()
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         seen.append((trainer._last_loaded_step, {n: w.clone() for n, w in trainer.model.named_parameters()}))
@@ -218,7 +224,8 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
     monkeypatch.setattr("gtpo.training.checks.score", lambda *_: -next(gaps) * mask)
     batch = {"completion_mask": mask, "sampling_per_token_logps": torch.zeros(2, 4)}
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
-    model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
+    model = SimpleNamespace(disable_adapter=nullcontext)
+    state = SimpleNamespace(global_step=1)
     sampling = {"top_p": 1.0, "top_k": 0, "min_p": None}
     with nullcontext() if passes else pytest.raises(RunError):
         check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state, **sampling), batch)

@@ -33,7 +33,8 @@ from transformers import (
 
 pytestmark = pytest.mark.slow
 
-LEARNING_RATE, GAMMA = 0.03, 0.1
+LEARNING_RATE = 0.03
+GAMMA = 0.1
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "initializer_range": 0.2, "max_position_embeddings": 512}
 LLAMA3_ROPE = {

@@ -130,7 +130,8 @@ def assert_nothing_saved(run: Path) -> None:
 
 
 def test_weights_that_an_update_makes_non_finite_are_not_saved(tiny: Path, tmp_path: Path) -> None:
-    run, settings = tmp_path / "run", {"learning_rate": float("inf"), "max_steps": 2}
+    run = tmp_path / "run"
+    settings = {"learning_rate": float("inf"), "max_steps": 2}
     with pytest.raises(RunError, match=r"weight.*lora.*step 1.*--overwrite"):
         tracked("gtpo", tiny, run, **settings).train()
     assert_nothing_saved(run)
@@ -166,7 +167,8 @@ def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: s
 
     run = tmp_path / "run"
     trainer = tracked("gtpo", tiny, run, max_steps=3)
-    trainer.reward_funcs, trainer.reward_func_names = [mine_async if is_async else mine], ["mine"]
+    trainer.reward_funcs = [mine_async if is_async else mine]
+    trainer.reward_func_names = ["mine"]
     if is_async:
         trainer.async_loop = asyncio.new_event_loop()
         threading.Thread(target=trainer.async_loop.run_forever, daemon=True).start()
@@ -188,8 +190,10 @@ def test_none_is_no_reward_and_a_batch_needs_one(tiny: Path, tmp_path: Path) -> 
     )
 
     def advantages(*functions: Any) -> torch.Tensor:
-        trainer.reward_funcs, trainer.reward_func_names = list(functions), ["mine", "other"][: len(functions)]
-        trainer.reward_weights, trainer.reward_processing_classes = torch.ones(len(functions)), [None] * len(functions)
+        trainer.reward_funcs = list(functions)
+        trainer.reward_func_names = ["mine", "other"][: len(functions)]
+        trainer.reward_weights = torch.ones(len(functions))
+        trainer.reward_processing_classes = [None] * len(functions)
         return trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["advantages"]
 
     found = advantages(some)
@@ -277,7 +281,8 @@ def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path
 def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny: Path, tmp_path: Path) -> None:
     """The reference policy is an adapter too; the optimizer and the schedule have states."""
     settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
-    uninterrupted, restarted = tmp_path / "uninterrupted", tmp_path / "restarted"
+    uninterrupted = tmp_path / "uninterrupted"
+    restarted = tmp_path / "restarted"
     for run in (uninterrupted, restarted):
         tracked("grpo", tiny, run, **settings).train()
     tracked("grpo", tiny, restarted, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))

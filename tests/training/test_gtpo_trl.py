@@ -74,11 +74,14 @@ def test_the_importance_weights_of_the_sampler_enter_the_loss(tiny: Path, tmp_pa
         trainer = make_trainer(method, tiny, tmp_path / method, **settings)
 
         def sample(prompt_ids: Any, *args: Any, trainer: Any = trainer, **kwargs: Any) -> tuple[Any, Any]:
-            group, noise = canned_group(trainer.state.global_step), itertools.cycle([-4.0, -5.0, -5.5, -7.0])
+            group = canned_group(trainer.state.global_step)
+            noise = itertools.cycle([-4.0, -5.0, -5.5, -7.0])
             return group, [[next(noise) for _ in row] for row in group]
 
-        trainer._generate_single_turn, trainer.use_vllm = sample, True
-        trainer._next_rollout_check, trainer._is_first_batch = 9, False
+        trainer._generate_single_turn = sample
+        trainer.use_vllm = True
+        trainer._next_rollout_check = 9
+        trainer._is_first_batch = False
         trained.append(trained_weights(trainer))
     assert_same(*trained)
     assert_same(trained[0], train("gtpo_trl", tiny, tmp_path, max_steps=2)[0], differs=True)

@@ -16,7 +16,8 @@ class Memory:
 
     def __init__(self, trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, rows: int, phase: str) -> None:
         self.failures = self.generations = 0
-        forward, backward = trainer._logps_and_entropy, trainer.accelerator.backward
+        forward = trainer._logps_and_entropy
+        backward = trainer.accelerator.backward
         generate = trainer._generate_and_score_completions
         seen: list[int] = []
 

@@ -18,6 +18,7 @@ import trl
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
+from helpers.runs import checkpoint
 from helpers.scripts import ROOT
 from helpers.settings import parsed
 from transformers import TrainerState
@@ -26,7 +27,7 @@ from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
 from gtpo.reports.summary import find_problems, held_out_text, scores
-from gtpo.runs.directory import RunDirectory, write_manifest
+from gtpo.runs.directory import RunDirectory
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches, isolated_rng
@@ -52,10 +53,14 @@ def make_sampling(method: str, tiny: Path, directory: Path, held_out: Dataset | 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(canned.TRAINERS, method, classes[method])
         trainer = make_trainer(method, tiny, directory, **settings)
-    trainer.reward_funcs, trainer.reward_func_names = [reward_of_row], ["reward_of_row"]
+    trainer.reward_funcs = [reward_of_row]
+    trainer.reward_func_names = ["reward_of_row"]
     if held_out is not None:
-        trainer.eval_dataset, trainer.args.eval_strategy, trainer.args.eval_steps = held_out, "steps", 1
-        trainer.args.per_device_eval_batch_size, trainer.num_generations_eval = 2, 1
+        trainer.eval_dataset = held_out
+        trainer.args.eval_strategy = "steps"
+        trainer.args.eval_steps = 1
+        trainer.args.per_device_eval_batch_size = 2
+        trainer.num_generations_eval = 1
     return trainer
 
 
@@ -227,7 +232,8 @@ def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monke
 def test_training_is_the_same_with_and_without_evaluation(
     method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
 ) -> None:
-    weights, logs = [], []
+    weights = []
+    logs = []
     for held_out in (None, rows_worth(WORTH)):
         more = {"max_steps": 4, "gtpo": {"initial_entropy": None}} | (settings if held_out else {})
         more |= {"num_iterations": settings.get("num_iterations", 1)}
@@ -317,16 +323,10 @@ def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Pa
 )
 def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept: bool, tmp_path: Path) -> None:
     start_run(settings("--output_dir", str(tmp_path), "--max_steps", "10", *before.split()))
-    checkpoint = tmp_path / "checkpoint-2"
-    checkpoint.mkdir()
-    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
-        (checkpoint / name).write_text("")
-    (checkpoint / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 10}')
-    write_manifest(checkpoint)
+    newest = checkpoint(tmp_path, 2)
     with nullcontext() if is_kept else pytest.raises(UsageError, match=flags.split()[0]):
-        assert check_run(settings("--output_dir", str(tmp_path), "--resume", *flags.split()), rows=range(100)) == str(
-            checkpoint
-        )
+        given = settings("--output_dir", str(tmp_path), "--resume", *flags.split())
+        assert check_run(given, rows=range(100)) == str(newest)
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:

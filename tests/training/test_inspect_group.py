@@ -59,7 +59,8 @@ def test_inspect_group_has_no_side_effects(
         table = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / str(inspect) / "completions").iterdir())))
         return {"logs": logs, "completions": table.to_csv(index=False)}, weights
 
-    (plain_records, plain), (inspected_records, inspected) = trained(False), trained(True)
+    (plain_records, plain) = trained(False)
+    (inspected_records, inspected) = trained(True)
     assert plain_records == inspected_records
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
 
@@ -83,7 +84,8 @@ def test_the_rewards_are_those_of_the_group_after_a_step_too(tiny: Path, tmp_pat
     trainer = make_trainer("grpo", tiny, tmp_path, num_generations=GROUP // 2)
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[i // 6] for i in range(GROUP)])
-    trainer.state.global_step, trainer._next_rollout_check = 1, 1
+    trainer.state.global_step = 1
+    trainer._next_rollout_check = 1
     before, expected = ([float(sum(ids) % 3) for ids in canned_group(step)] for step in (0, 1))
     assert trainer.inspect_group(0).rewards == {"reward_parity": expected[:6]} != {"reward_parity": before[6:]}
     assert trainer._next_rollout_check == 1

@@ -38,7 +38,8 @@ class SquareRoot(CannedGRPO):
     says_weights = True
 
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
-        mask, advantages = inputs["completion_mask"], inputs["advantages"]
+        mask = inputs["completion_mask"]
+        advantages = inputs["advantages"]
         weights = 1 / (len(mask) * mask.sum(1).sqrt())
         loss = -(weights * advantages * (logps * mask).sum(1)).sum()
         entropy = completion_entropy(token_entropy, mask)

@@ -106,7 +106,8 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
 def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     for step in (0, 5, 10, 15, 20):
-        prompt, completion = "2 < 3?", [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
+        prompt = "2 < 3?"
+        completion = [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
         text = json.dumps({"step": step, "prompt": prompt, "completion": completion, "rewards": {"parity": step / 10}})
         (copy / "completions" / f"held_out_{step:05d}.json").write_text(text)
     (tmp_path / "other.json").write_text(text.replace("yes, 20", "of another place"))

@@ -1,0 +1,17 @@
+"""Run directories without a training."""
+
+import json
+from pathlib import Path
+
+from gtpo.runs.directory import write_manifest
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    """A complete checkpoint of a run of ten steps: the files that are read, with their manifest."""
+    directory = run / f"checkpoint-{step}"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 10}))
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (directory / name).write_text("")
+    write_manifest(directory)
+    return directory
