@@ -25,7 +25,8 @@ def pins(name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the files: a build leaves files in its source directory."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    built = tmp_path_factory.mktemp("wheel")
     for name in SHIPPED:
         path = ROOT / name
         shutil.copytree(path, source / name) if path.is_dir() else shutil.copy(path, source / name)

@@ -115,7 +115,8 @@ def test_rows_have_the_prompt_and_the_tags() -> None:
 
 def test_the_rewards_of_other_tags() -> None:
     rewards = rewards_in(PromptArguments(tags=THINK).format)
-    good, paper = "<think>1 + 1</think><answer>2</answer>", to_completion("1 + 1", "2")
+    good = "<think>1 + 1</think><answer>2</answer>"
+    paper = to_completion("1 + 1", "2")
     assert rewards["format"](completions=[good, paper, "2"], tags=["a column", "of that name", ""]) == [10.0, 1.0, 0.0]
     tagged = rewards_in(PromptArguments(tags="[think] [/think] [answer] [/answer]").format)
     assert tagged["accuracy"](completions=["[answer]2[/answer]", good], answer=["2", "2"]) == [10.0, 0.0]

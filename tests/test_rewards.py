@@ -83,7 +83,8 @@ def test_each_completion_is_compared_with_its_gold_answer() -> None:
 
 def reference_format(text: str) -> float:
     """Section 8.2 by scanning the text for tags, sharing no code with rewards.py."""
-    found, rest = [], text
+    found = []
+    rest = text
     while rest:
         tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
         if tag:

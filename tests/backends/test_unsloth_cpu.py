@@ -101,7 +101,8 @@ def test_our_trainers_subclass_the_trainer_that_unsloth_generates(seen: dict[str
 @installed
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_on_unsloth_equal_those_on_trl(name: str, seen: dict[str, Any]) -> None:
-    plain, unsloth = seen["plain"]["weights"][name], seen["unsloth"]["weights"][name]
+    plain = seen["plain"]["weights"][name]
+    unsloth = seen["unsloth"]["weights"][name]
     assert plain.keys() == unsloth.keys()
     for weight in plain:
         torch.testing.assert_close(unsloth[weight], plain[weight], atol=ATOL, rtol=0)
@@ -158,7 +159,8 @@ def test_unsloth_returns_hidden_states_and_the_variable_is_restored(seen: dict[s
 @installed
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_setting_is_what_trl_makes_of_the_config(config: str, seen: dict[str, Any]) -> None:
-    plain, unsloth = seen["plain"]["settings"][config], seen["unsloth"]["settings"][config]
+    plain = seen["plain"]["settings"][config]
+    unsloth = seen["unsloth"]["settings"][config]
     differ = {key: (plain[key], unsloth.get(key)) for key in plain if unsloth.get(key) != plain[key]}
     differ.pop("dataset_num_proc", None)  # the number of cores
     expected = SFT_DIFFERS if method_of(config) == "sft" else RL_DIFFERS

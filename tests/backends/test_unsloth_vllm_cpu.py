@@ -44,8 +44,10 @@ FLAGS = [
 ]
 EVERYTHING = ["--report_to=wandb", "--merge=16bit"]  # and the initial entropy is measured
 BRIEF = ["--report_to=none", "--initial_entropy=1"]
-LLAMA, QWEN = ("llama", "float32"), ("qwen", "float32")
-PREQUANTIZED, DYNAMIC = ("llama-bnb-4bit", "float32"), ("llama-unsloth-bnb-4bit", "float32")
+LLAMA = ("llama", "float32")
+QWEN = ("qwen", "float32")
+PREQUANTIZED = ("llama-bnb-4bit", "float32")
+DYNAMIC = ("llama-unsloth-bnb-4bit", "float32")
 CASES = {  # a model and the precision of the computation: further flags
     LLAMA: EVERYTHING,
     QWEN: EVERYTHING,
@@ -190,7 +192,8 @@ def test_rollouts_follow_the_adapter(case: Case, train: Train) -> None:
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
     assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
-    before, after = adapter_of(run / f"checkpoint-{STEPS // 2}"), adapter_of(run / "adapter")
+    before = adapter_of(run / f"checkpoint-{STEPS // 2}")
+    after = adapter_of(run / "adapter")
     assert all(
         weight.dtype == torch.float32 and not torch.equal(weight, before[name]) for name, weight in after.items()
     )
@@ -204,7 +207,8 @@ def test_16_bit_weights_train_by_one_flag(start: Callable[..., Ended], work: Pat
         assert done.code == 0, done.stderr[-3000:]
         assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
         assert yaml.safe_load((run / "config.yaml").read_text())["load_in_4bit"] is False
-        before, after = adapter_of(run / f"checkpoint-{STEPS // 2}"), adapter_of(run / "adapter")
+        before = adapter_of(run / f"checkpoint-{STEPS // 2}")
+        after = adapter_of(run / "adapter")
         assert not is_equal(before, after)
 
 
@@ -313,7 +317,8 @@ def test_evaluation_on_the_4_bit_base(train: Train, script: Script, run_script: 
 
     vLLM computes the 4-bit layers in bfloat16: greedy tokens differ where two of them are almost equally likely.
     """
-    run, texts = train(DYNAMIC), {}
+    run = train(DYNAMIC)
+    texts = {}
     argv = ["--benchmarks=arithmetic", "--limit=12", "--k=1", "--temperature=0", "--max_new_tokens=8"]
     for backend, evaluate in (("vllm", script), ("transformers", run_script)):
         flags = [*argv, f"--backend={backend}", f"--output_dir={backend}"]

@@ -135,7 +135,8 @@ def confident(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with heads of 64, which vLLM has on every CPU, and a scaled output head, so that it is not uniform."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    directory, tokenizer = tmp_path_factory.mktemp("confident"), AutoTokenizer.from_pretrained(tiny)
+    directory = tmp_path_factory.mktemp("confident")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -225,9 +226,11 @@ def test_two_processes_hand_the_adapter_to_a_server(confident: Path, tmp_path: P
 
     A trainer of NF4 weights has a server of the same weights in 16 bits: vLLM has no kernels for 4 bits on a CPU.
     """
-    served, script = confident, ROOT / "train_gtpo.py"
+    served = confident
+    script = ROOT / "train_gtpo.py"
     if bits == 4:
-        served, script = tmp_path / "served", tmp_path / "train_in_4_bits.py"
+        served = tmp_path / "served"
+        script = tmp_path / "train_in_4_bits.py"
         shutil.copytree(confident, served)
         weights = load_file(confident / "model.safetensors")
         nf4 = {name: dequantized(weight) for name, weight in weights.items() if "_proj" in name}

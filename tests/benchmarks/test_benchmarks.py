@@ -104,9 +104,11 @@ def test_step_benchmark_times_the_phases_of_a_real_shape(
 
 def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
     case = bench_loss.make_case("float64:4:7", group=2, length=3, device="cpu")
-    hidden, ids = case.hidden.flatten(0, 1).requires_grad_(), case.ids.flatten()
+    hidden = case.hidden.flatten(0, 1).requires_grad_()
+    ids = case.ids.flatten()
     log_pi = (hidden @ case.weight.T).log_softmax(-1)
-    logps, entropy = log_pi.gather(1, ids[:, None]).squeeze(1), -(log_pi.exp() * log_pi).sum(-1)
+    logps = log_pi.gather(1, ids[:, None]).squeeze(1)
+    entropy = -(log_pi.exp() * log_pi).sum(-1)
     logps.sum().backward()
     (truth,) = bench_loss.exact(hidden.detach(), case.weight, ids)
     for actual, expected in zip(truth, (hidden.grad, logps, entropy), strict=True):

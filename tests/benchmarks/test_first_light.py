@@ -87,7 +87,8 @@ def test_each_stage_is_stored_with_its_outcome(bench: Bench, tmp_path: Path) -> 
 
 
 def test_a_stage_that_passed_is_run_again_only_if_it_is_named(bench: Bench, tmp_path: Path) -> None:
-    report, ran = tmp_path / "report.json", []
+    report = tmp_path / "report.json"
+    ran = []
     first_light.first_light(bench, report, ["good"], say=ran.append)
     assert list(json.loads(report.read_text())["stages"]) == ["good"]
     first_light.first_light(bench, report, ["good"], say=ran.append)
@@ -129,7 +130,9 @@ def test_correctness_runs_side_by_side_and_what_fails_there_again_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stages wait for each other; each has a directory of its own, and what is timed starts after both."""
-    meeting, ended, places = threading.Barrier(2, timeout=60), [], []
+    meeting = threading.Barrier(2, timeout=60)
+    ended = []
+    places = []
 
     def stage(bench: Bench, name: str) -> str:
         places.append((name, bench.place and bench.place.name))
@@ -219,7 +222,8 @@ def test_the_table_of_a_report() -> None:
 def test_the_rates_of_the_h100_are_those_of_its_report() -> None:
     """One step was measured: what generation takes is by token, the rest by completion."""
     [report] = [report for report in first_light.stored_reports() if "H100" in report["environment"]["gpu"]]
-    step, rates = report["stages"]["step_gsm8k"]["numbers"], first_light.paper_rates()["measured"]
+    step = report["stages"]["step_gsm8k"]["numbers"]
+    rates = first_light.paper_rates()["measured"]
     generation = step["seconds"]["generation"]
     assert rates["seconds_per_token"]["llama"] == pytest.approx(generation / step["longest"], rel=1e-3)
     rest = (step["seconds_of_a_step"] - generation) / step["G"]

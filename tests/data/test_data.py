@@ -44,7 +44,8 @@ def result_of_story(question: str) -> tuple[int, int]:
     """(result, number of steps), parsed from the text of the question only."""
     match = STORY.fullmatch(question)
     assert match, question
-    total, steps = int(match["start"]), match["steps"].split(".")[:-1]
+    total = int(match["start"])
+    steps = match["steps"].split(".")[:-1]
     for step in steps:
         number = int(re.findall(r"\d+", step)[0])
         if "finds" in step:
@@ -67,7 +68,8 @@ def test_arithmetic_gold_is_the_result_of_question_and_reasoning(split: str, see
         value = row["question"].split()[2]
         for step in chain:
             assert step and step[1] == value, row  # continues from the previous result
-            a, b = int(step[1]), int(step[3])
+            a = int(step[1])
+            b = int(step[3])
             assert int(step[4]) == {"+": a + b, "-": a - b, "*": a * b}[step[2]]
             value = step[4]
         assert value == row["gold"] and len(chain) == steps
@@ -114,7 +116,8 @@ def assert_rows_are_training_rows(rows: Dataset) -> None:
 def assert_maximum_reward(rows: Dataset) -> None:
     """Every reference solution scores 10 + 10: SFT trains on completions that earn the maximum reward."""
     solutions = list(rows["solution"])
-    format_scores, accuracy_scores = format_reward(solutions), accuracy_reward(solutions, list(rows["answer"]))
+    format_scores = format_reward(solutions)
+    accuracy_scores = accuracy_reward(solutions, list(rows["answer"]))
     wrong = [i for i, scores in enumerate(zip(format_scores, accuracy_scores, strict=True)) if scores != (10.0, 10.0)]
     assert not wrong, [(rows["answer"][i], solutions[i][-200:]) for i in wrong[:3]]
 
@@ -217,7 +220,8 @@ def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture)
     ],
 )
 def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, data_dir: Path) -> None:
-    source, problems = jsonl(data_dir / file), load_benchmark(name, str(data_dir))
+    source = jsonl(data_dir / file)
+    problems = load_benchmark(name, str(data_dir))
     assert len(problems) == len(source) == size
     assert [problem.question for problem in problems] == [row.get("question") or row["problem"] for row in source]
     assert len({problem.id for problem in problems}) == size
@@ -336,10 +340,8 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
     name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
-    planned, rows = (
-        load_train(DataArguments(name), dry_run=True),
-        load_train(DataArguments(name, str(data_dir)), dry_run=True),
-    )
+    planned = load_train(DataArguments(name), dry_run=True)
+    rows = load_train(DataArguments(name, str(data_dir)), dry_run=True)
     assert (len(planned), set(planned.column_names)) == (len(rows), set(rows.column_names))
 
 

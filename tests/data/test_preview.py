@@ -166,7 +166,8 @@ def test_a_template_is_bounded_from_any_thread(monkeypatch: pytest.MonkeyPatch) 
     from concurrent.futures import ThreadPoolExecutor
 
     monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
-    hostile, plain = byte_level(**SMOLLM2 | {"template": HOSTILE["loop"]}), byte_level(**SMOLLM2)
+    hostile = byte_level(**SMOLLM2 | {"template": HOSTILE["loop"]})
+    plain = byte_level(**SMOLLM2)
     with ThreadPoolExecutor(2) as pool:
         late = pool.submit(prepare_tokenizer, hostile, "some/model")
         assert pool.submit(look, plain, PROMPT, "4", PromptArguments()).result().fault is None

@@ -41,7 +41,8 @@ def byte_level(specials: list[str], template: str | None = CHATML, **roles: str)
     """A tokenizer of single bytes, as the ones of GPT-2, Llama 3, Qwen and SmolLM2, with these special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = Tokenizer(BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
     model.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, **roles)
     tokenizer.chat_template = template

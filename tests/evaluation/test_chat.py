@@ -32,7 +32,8 @@ def greedy(tiny: Path, adapter: Path | None, messages: Any) -> str:
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, str(adapter)) if adapter else model
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    ids, new = ids["input_ids"], []
+    ids = ids["input_ids"]
+    new = []
     while len(new) < 12 and tokenizer.eos_token_id not in new:
         with torch.no_grad():
             both = torch.cat([ids, torch.tensor([new], dtype=torch.long)], 1)

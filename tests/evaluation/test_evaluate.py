@@ -52,7 +52,8 @@ def test_a_kill_changes_nothing(
         file.write(b'{"id": "arithmetic/9", "sample"')
     run(monkeypatch, *argv, "killed")
     assert resumed.read_bytes().split(b"\n")[1:] == expected.read_bytes().split(b"\n")[1:]
-    [entry], [other] = results(Path("killed")), results(Path("uninterrupted"))
+    [entry] = results(Path("killed"))
+    [other] = results(Path("uninterrupted"))
     for name in ("environment", "graded_by"):  # the git revision may change while the tests run
         del entry[name], other[name]
     assert entry == other
@@ -103,7 +104,8 @@ def test_shards_complete_what_is_stored_and_overwrite_samples_again(
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
     run(monkeypatch, *argv)
     path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
-    lines, [expected] = path.read_bytes().splitlines(keepends=True), results(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    [expected] = results(tmp_path)
     path.write_bytes(b"".join(lines[:10]))  # three batches of 3 completions
     sampled: list[int] = []
     bar = "gtpo.runs.bars.CompletionBar.count_completions"
@@ -131,7 +133,8 @@ def test_regrade_grades_stored_completions_without_a_model(
     run(monkeypatch, "--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
     assert [entry["label"] for entry in results(tmp_path)] == ["other", "run"]
     assert results(tmp_path)[1]["scores"]["pass"]["4"] == pytest.approx(200 / 3, abs=1e-5)
-    wrong, gold = texts_by_hand["arithmetic/2"][1], load_benchmark("arithmetic")[2].gold
+    wrong = texts_by_hand["arithmetic/2"][1]
+    gold = load_benchmark("arithmetic")[2].gold
     right = wrong.replace(str(int(gold) + 1), gold)
     path.write_text(path.read_text().replace(json.dumps(wrong), json.dumps(right)))
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)

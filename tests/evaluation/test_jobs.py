@@ -67,7 +67,8 @@ def test_a_job_for_every_target_and_benchmark(
     plan = plan_evaluation(flags)
     jobs = plan.jobs
     assert plan.sampling == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
-    labels, names = ("older@best", f"base-{tiny.name}"), ("arithmetic", "arithmetic_hard")
+    labels = ("older@best", f"base-{tiny.name}")
+    names = ("arithmetic", "arithmetic_hard")
     assert [job.path for job in jobs] == [tmp_path / label / f"{name}.jsonl" for label in labels for name in names]
     assert jobs[0].problems == Problems(ROWS[:3])
     best = Path("outputs/older/best")

@@ -17,7 +17,8 @@ ATOL = 1e-12  # observed error 2e-15 for all n up to 200
 
 @given(st.integers(1, 200), st.data())
 def test_pass_at_k_of_any_problem(n: int, data: st.DataObject) -> None:
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    c = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
     score = pass_at_k(n, c, k)
     assert score == pytest.approx(float(1 - Fraction(math.comb(n - c, k), math.comb(n, k))), abs=ATOL)
     assert pass_at_k(n, c, 1) == pytest.approx(c / n, abs=ATOL)
@@ -103,7 +104,8 @@ def test_the_order_of_the_samples_decides_ties_alone(answers: list[str], gold: s
 
 def exact_limit(successes: int, n: int) -> float:
     """Clopper and Pearson's upper limit by bisection: at it, as few successes have the probability 0.025."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(100):
         p = (low + high) / 2
         at_most = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(successes + 1))

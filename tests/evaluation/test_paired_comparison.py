@@ -126,7 +126,8 @@ def test_equal_means_of_other_sums_are_ties_and_the_majority_is_that_of_the_smal
 
 
 def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytest.LogCaptureFixture) -> None:
-    a, b = entry("a", ["10", "11"]), entry("b", ["10", "11"])
+    a = entry("a", ["10", "11"])
+    b = entry("b", ["10", "11"])
     for other in (
         entry("b", ["10", "11"], "aime24"),
         entry("b", ["10"]),
@@ -158,7 +159,8 @@ def write(directory: Path, *entries: Entry) -> None:
 
 def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    a, b = entry("a", ["10"]), entry("sweep-b", ["11"])
+    a = entry("a", ["10"])
+    b = entry("sweep-b", ["11"])
     write(Path("outputs/evaluation"), a, b, entry("a", ["11"], "aime24"))
     names = [["outputs/evaluation/a", "outputs/evaluation/sweep-b"], ["outputs/a", "outputs/sweep/b"]]
     for directories in names:

@@ -111,7 +111,8 @@ def with_generation_config(tiny: Path, model: Path, **changes: object) -> Path:
 
 
 def test_a_completion_ends_at_any_end_token_of_the_generation_config(tiny: Path, tmp_path: Path) -> None:
-    free, first = run_sampler(tiny, GREEDY), (ROWS[0].id, 0)
+    free = run_sampler(tiny, GREEDY)
+    first = (ROWS[0].id, 0)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     second_token = tokenizer.encode(free[first]["completion"], add_special_tokens=False)[1]
     row = run_sampler(with_generation_config(tiny, tmp_path / "b", eos_token_id=[2, second_token]), GREEDY)[first]
@@ -155,7 +156,8 @@ def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path)
     sampler = TransformersSampler(str(with_generation_config(tiny, tmp_path / "model", eos_token_id=ends)), SETTINGS)
     requests = make_requests(sampler, ROWS, SETTINGS)
     done = {requests[0].key, requests[5].key}
-    counts, seen = [], 0
+    counts = []
+    seen = 0
     for rows in sampler.sample(requests, done, None, counts.append):
         assert sum(counts[seen:]) == sum(row["tokens"] for row in rows)
         assert 1 < len(counts) - seen <= SETTINGS.max_new_tokens  # one call per step

@@ -70,7 +70,8 @@ def graded(store: Callable[..., Path], *texts: str) -> Entry:
 
 def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Path]) -> None:
     """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
-    right, wrong = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>", "<answer>{} -1</answer>"
+    right = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>"
+    wrong = "<answer>{} -1</answer>"
     entry = graded(store, wrong.format("We have some,"), right, wrong.format("There are now"), right)
     assert entry.per_problem[0].correct == entry.per_problem[0].correct_lenient == "0101"
     assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
@@ -86,7 +87,8 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
 ) -> None:
     gold = load_benchmark("arithmetic")[0].gold
     texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
-    path, problems = store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3])
+    path = store(texts_by_hand)
+    problems = Problems(load_benchmark("arithmetic")[:3])
     assert grade(path, problems).per_problem[0].correct == "0111"
     decide = compare.decide
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold

@@ -170,7 +170,8 @@ def test_completions_of_fewer_problems_and_samples_are_kept(
     larger: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small, large = of_size(3, 2), of_size(*larger)
+    small = of_size(3, 2)
+    large = of_size(*larger)
     run_job(small, Sampling(k=2, max_new_tokens=9), Canned)
     before = small.path.read_bytes()
     with pytest.raises(AssertionError, match="loaded"):

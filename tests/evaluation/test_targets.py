@@ -49,7 +49,8 @@ def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog
 
 
 def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> None:
-    older, newer = Path("outputs/older/adapter"), Path("outputs/demo/newer/adapter")
+    older = Path("outputs/older/adapter")
+    newer = Path("outputs/demo/newer/adapter")
     found = find_targets(["base", "outputs/older", "outputs/older/best", "outputs/demo/newer/"], None)
     assert [target.label for target in found] == ["", "older", "older-best", "demo-newer"]
     assert [target.adapter for target in found] == [None, older, Path("outputs/older/best"), newer]
@@ -160,7 +161,8 @@ def test_other_weights_than_those_of_a_4bit_copy_are_named(
     recorded_by: str, outputs: Path, gpu: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unsloth alone names its copy as the base; our trainer names the original model, and the copy beside it."""
-    original, copy = "Qwen/Qwen2.5-3B-Instruct", "unsloth/qwen2.5-3b-instruct-unsloth-bnb-4bit"
+    original = "Qwen/Qwen2.5-3B-Instruct"
+    copy = "unsloth/qwen2.5-3b-instruct-unsloth-bnb-4bit"
     [older] = find_targets(["outputs/older"], None)
     ours = {"base_model_name_or_path": original, "auto_mapping": {"loaded_from": copy}}
     edit_config(older.adapter, **(ours if recorded_by == "us" else {"base_model_name_or_path": copy}))

@@ -46,7 +46,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     flags = EvaluationArguments(["mine.jsonl"], grader="grader.py:runs")
     found = load_problems("mine", "mine.jsonl", flags)
-    problems, grader = found.rows, found.grader
+    problems = found.rows
+    grader = found.grader
     assert found.dropped == {"with an empty prompt": 1}
     assert [(p.question, p.gold) for p in problems] == [("Write one.", "{'text': 'x'}"), ("Write two.", "None")]
     assert problems[0].columns == {"tests": ["def", "return"], "answer": {"text": "x"}}

@@ -83,7 +83,8 @@ def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
         num_key_value_heads=2, initializer_range=0.3,
     )  # fmt: skip
     model = LlamaForCausalLM(shape)
-    ids, mask = torch.randint(24, (2, 9)), torch.tensor([[0, 0, *[1] * 7], [1] * 9])
+    ids = torch.randint(24, (2, 9))
+    mask = torch.tensor([[0, 0, *[1] * 7], [1] * 9])
     expected = model(input_ids=ids, attention_mask=mask).logits
     share_keys(model)
     with mock.patch.object(sdpa_attention, "repeat_kv", side_effect=AssertionError("repeated")):

@@ -15,7 +15,8 @@ from gtpo.forward import generation
 from gtpo.forward.generation import fast_layers, generate
 
 VOCABULARY = 24
-ENDS, PAD = [2, 7, 13, 17], 0
+ENDS = [2, 7, 13, 17]
+PAD = 0
 
 
 def tiny_llama(adapter: dict[str, Any] | None = None, **config: Any) -> Any:

@@ -182,7 +182,8 @@ def test_bfloat16_sums_over_many_tiles_in_float32(
     # The plain computation sums within one matmul, in float32. Sums over tiles in bfloat16 would stall.
     case = random_case((500, 4, 12) if tile[0] < tile[1] else (12, 4, 500), bias=True).to(torch.bfloat16)
     case.upstream = (case.upstream.abs() + 1.0).bfloat16().double()  # one sign: the sums grow far above a single term
-    truth, plain = run(plain_head, case.to(torch.float64)), run(plain_head, case)
+    truth = run(plain_head, case.to(torch.float64))
+    plain = run(plain_head, case)
     set_tiles(monkeypatch, *tile)
     ours = run(linear_logps_and_entropy, case, trainable=trainable)
     for name, actual in ours.items().items():
@@ -197,7 +198,8 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
 ) -> None:
     # Logits near 100, where bfloat16 has steps of 0.5, and targets drawn from the policy.
     case = random_case((256, 33, 2000), scale=1.5)
-    case.hidden[:, 0], case.weight[:, 0] = 100.0, 1.0
+    case.hidden[:, 0] = 100.0
+    case.weight[:, 0] = 1.0
     case = case.to(torch.bfloat16)
     doubles = case.to(torch.float64)
     generator = torch.Generator().manual_seed(1)
@@ -220,7 +222,8 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
 def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
     case = random_case((5, 4, 7))
-    hidden, weight = case.hidden.requires_grad_(), case.weight.requires_grad_("weight" in trainable)
+    hidden = case.hidden.requires_grad_()
+    weight = case.weight.requires_grad_("weight" in trainable)
     logps, entropy = head(hidden, weight, case.targets)
     assert logps.requires_grad and not entropy.requires_grad
     with_entropy = torch.autograd.grad(logps.sum() + entropy.sum(), hidden, retain_graph=True)[0]
@@ -316,7 +319,8 @@ def test_compiled_exponentials_equal_the_eager_ones() -> None:
     # CUDA uses the compiled function; without a compiler PyTorch falls back to the eager one, which passes trivially.
     generator = torch.Generator().manual_seed(0)
     for rows, columns in [(64, 300), (33, 77)]:
-        z, origin = torch.randn(rows, columns, generator=generator) * 5, torch.randn(rows, generator=generator)
+        z = torch.randn(rows, columns, generator=generator) * 5
+        origin = torch.randn(rows, generator=generator)
         module._leave_out(z, torch.randint(-5, columns + 5, (rows,), generator=generator))
         eager, compiled = torch.empty(2, rows, columns, dtype=torch.bfloat16)
         expected = module._exponentials(z, origin, 0.7, eager)
@@ -350,7 +354,8 @@ def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each recorded call again on fake CUDA tensors, which check shapes and dtypes as CUDA does, without data."""
-    mm, addmm = torch.mm, torch.addmm
+    mm = torch.mm
+    addmm = torch.addmm
     calls = emulate_wide_matmuls(monkeypatch)
     set_tiles(monkeypatch, 16, 64)
     run(linear_logps_and_entropy, random_case((40, 16, 300), scale=6.0).to(dtype), trainable="nothing")
@@ -441,12 +446,14 @@ def confident_case(surprise: float) -> Case:
     """Rows whose target has probability 1 - ``surprise``: hidden moves towards the target's row, by bisection."""
     case = random_case((24, 32, 200), seed=1, scale=1.0)
     towards = case.weight[case.targets] / case.weight[case.targets].square().sum(-1, keepdim=True)
-    low, high = torch.zeros(24, 1, dtype=torch.float64), torch.full((24, 1), 100.0, dtype=torch.float64)
+    low = torch.zeros(24, 1, dtype=torch.float64)
+    high = torch.full((24, 1), 100.0, dtype=torch.float64)
     for _ in range(60):
         middle = (low + high) / 2
         logps, _ = plain_head(case.hidden + middle * towards, case.weight, case.targets)
         confident = (-torch.expm1(logps) < surprise)[:, None]
-        low, high = torch.where(confident, low, middle), torch.where(confident, middle, high)
+        low = torch.where(confident, low, middle)
+        high = torch.where(confident, middle, high)
     return Case(case.hidden + high * towards, case.weight, case.targets, None, case.upstream)
 
 
@@ -463,7 +470,8 @@ CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
 def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, trainable: str, surprise: float) -> None:
     # p = 1 - 1e-7: computed as W[y] - softmax @ W, the gradient is only rounding error in float32 and bfloat16.
     case = confident_case(surprise).to(dtype)
-    truth, plain = run(plain_head, case.to(torch.float64)), run(plain_head, case)
+    truth = run(plain_head, case.to(torch.float64))
+    plain = run(plain_head, case)
     assert (0.9 * surprise < -truth.logps).all() and (-truth.logps < 1.1 * surprise).all()
     ours = run(linear_logps_and_entropy, case, trainable=trainable)
 
@@ -555,7 +563,8 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
     others = torch.arange(16) != 5
     tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # a different blocking may round differently; observed error 0
     for name in ("logps", "entropy", "grad_hidden"):
-        actual, expected = getattr(ours, name), getattr(normal, name)
+        actual = getattr(ours, name)
+        expected = getattr(normal, name)
         assert actual.isfinite().all(), name
         torch.testing.assert_close(actual[others], expected[others], atol=tolerance, rtol=tolerance)
 
@@ -614,7 +623,9 @@ def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     dtype: torch.dtype, trainable: str, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 128, 1024)
-    rows, width, vocabulary = 512, 8, 4096
+    rows = 512
+    width = 8
+    vocabulary = 4096
     case = random_case((rows, width, vocabulary), bias=True, scale=100.0 if far else 2.0).to(dtype)
     with LargestTensor() as largest:
         run(linear_logps_and_entropy, case, trainable=trainable)
@@ -628,7 +639,8 @@ def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
 )
 def test_number_of_matmuls(trainable: str, wanted: int, matmuls: float, monkeypatch: pytest.MonkeyPatch) -> None:
     set_tiles(monkeypatch, 16, 64)
-    case, grad_rows = random_case((64, 8, 300)).to(torch.bfloat16), torch.arange(64) < wanted
+    case = random_case((64, 8, 300)).to(torch.bfloat16)
+    grad_rows = torch.arange(64) < wanted
     with FlopCounterMode(display=False) as flops:
         run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=grad_rows)
     assert flops.get_total_flops() == matmuls * (64 * 8 * 300 * 2)

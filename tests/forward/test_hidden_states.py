@@ -36,7 +36,9 @@ SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
 LINEAR = {"llama": 7, "mistral": 7, "gpt2": 4}  # families, and the number of linear modules of a layer
 PAD = 0
-FIVE, THREE, ONE = [7, 0, 8, 9, 5], [4, 8, 9], [6]  # 0 in the text of a prompt is a token like any other
+FIVE = [7, 0, 8, 9, 5]
+THREE = [4, 8, 9]
+ONE = [6]  # 0 in the text of a prompt is a token like any other
 BATCHES: dict[str, tuple[list[list[int]], list[list[int]]]] = {
     "one prompt": ([FIVE] * 4, [[3, 4, 5, 6], [3], [9, 0], [5, 5, 5]]),
     "interleaved prompts of different lengths": (
@@ -51,7 +53,8 @@ BATCHES: dict[str, tuple[list[list[int]], list[list[int]]]] = {
 
 def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, Tensor]:
     """TRL's layout; a column wider than needed on both sides, as a micro-batch of a larger batch has it."""
-    prompt_width, width = max(map(len, prompts)) + 1, max(map(len, completions)) + 1
+    prompt_width = max(map(len, prompts)) + 1
+    width = max(map(len, completions)) + 1
     rows = {
         "prompt_ids": [[PAD] * (prompt_width - len(ids)) + ids for ids in prompts],
         "prompt_mask": [[0] * (prompt_width - len(ids)) + [1] * len(ids) for ids in prompts],
@@ -135,7 +138,8 @@ def packed_by(model: Any, fault: str, case: str, window: int | None = None) -> t
 
 
 def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
-    model, seen = model_of("llama"), []
+    model = model_of("llama")
+    seen = []
     decoder = model.get_base_model().model
     model.get_base_model().model.embed_tokens.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1]))
     found = Packing(possible=True)
@@ -242,7 +246,8 @@ def lfm2() -> Any:
 
 
 def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    model, batch = lfm2(), batch_of(*BATCHES["one prompt"])
+    model = lfm2()
+    batch = batch_of(*BATCHES["one prompt"])
     assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
     with caplog.at_level(logging.WARNING):
         assert not are_equal(model, model.base_model, batch)

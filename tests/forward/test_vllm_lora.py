@@ -61,9 +61,12 @@ def test_a_server_gets_each_adapter_by_a_new_name(server: Any, tiny: Path, tmp_p
     generation.sync_weights()
     found = generation.generate([[5, 6]] * 4, None, num_generations=2)
     assert found == ([[5, 6]] * 4, [[7]] * 4, [[[-0.5]]] * 4, [[[7]]] * 4)
-    first, second = server.asked[0][1], server.asked[2][1]
+    first = server.asked[0][1]
+    second = server.asked[2][1]
     assert first != second
-    load, unload, complete = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
+    load = "/v1/load_lora_adapter"
+    unload = "/v1/unload_lora_adapter"
+    complete = "/v1/completions"
     assert server.asked == [(load, first), (complete, first), (load, second), (unload, first), (complete, second)]
     for name, weight in get_peft_model_state_dict(trainer.model).items():
         torch.testing.assert_close([each[name] for each in server.weights], [weight - 1, weight])

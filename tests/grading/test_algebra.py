@@ -79,7 +79,8 @@ SPELLINGS = [f"x+{i}-{i}" for i in range(20)]  # only sympy sees that they are e
 
 @pytest.mark.parametrize("again", [False, True], ids=["compared", "from the cache"])
 def test_all_comparisons_of_a_completion_share_one_budget(again: bool, fake_worker: Callable[..., list[str]]) -> None:
-    calls, logged = fake_worker(2.0), {}
+    calls = fake_worker(2.0)
+    logged = {}
     for _ in range(2 if again else 1):
         assert accuracy_reward([blocks(SPELLINGS)], answer=["x"], log_metric=logged.__setitem__) == [0.0]
         assert len(calls) == 3 and logged["grader_timeouts"] == 1.0  # 2 + 2 + 2 s exceed 5 s
@@ -87,12 +88,14 @@ def test_all_comparisons_of_a_completion_share_one_budget(again: bool, fake_work
 
 def test_the_gold_answer_is_compared_within_the_same_budget(fake_worker: Callable[..., list[str]]) -> None:
     fake_worker(2.0)
-    three, two = blocks(SPELLINGS[:3]), blocks(SPELLINGS[:2])
+    three = blocks(SPELLINGS[:3])
+    two = blocks(SPELLINGS[:2])
     before = timeouts()
     assert accuracy_reward([three, two], answer=["x", "x"]) == [0.0, 10.0]  # 6 s and 4 s
     assert timeouts() == before + 1
     assert is_correct(extract_answer(three), "x")  # each with its own budget
-    calls, budget = fake_worker(0.0), TimeBudget(2)
+    calls = fake_worker(0.0)
+    budget = TimeBudget(2)
     assert budget.seconds_left == 10.0
     budget.seconds_left = 0.0
     assert not is_correct("18", "18.0", budget)  # a spent budget compares nothing
@@ -100,7 +103,8 @@ def test_the_gold_answer_is_compared_within_the_same_budget(fake_worker: Callabl
 
 
 def test_every_completion_above_a_limit_is_counted(fake_worker: Callable[..., list[str]]) -> None:
-    calls, logged = fake_worker(None), {}
+    calls = fake_worker(None)
+    logged = {}
     completions = [blocks(SPELLINGS[:1]), blocks(SPELLINGS[:1]), blocks(SPELLINGS), blocks(["x"])]
     rewards = accuracy_reward(completions, answer=["x"] * 4, log_metric=logged.__setitem__)
     assert rewards == [0.0, 0.0, 0.0, 10.0]

@@ -20,7 +20,8 @@ def length(size: str, power: int = 1) -> Unit:
     return Unit(Fraction(size), frozenset({("m", power)}))
 
 
-CM2, SECOND = length("0.0001", 2), Unit(Fraction(1), frozenset({("s", 1)}))
+CM2 = length("0.0001", 2)
+SECOND = Unit(Fraction(1), frozenset({("s", 1)}))
 SPEED = Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)}))
 
 TABLE = yaml.safe_load(Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"))

@@ -46,7 +46,8 @@ def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkey
     compare.decide.cache_clear()
     assert is_correct("x+2x^2", "x(1+2x)")  # the process is running
     monkeypatch.setattr(algebra, "TIME_LIMIT", 0.2)
-    before, process = timeouts(), shared_worker.process
+    before = timeouts()
+    process = shared_worker.process
     assert not is_correct(nested, nested.replace("x", "x+x-x"))
     assert timeouts() == before + 1
     assert process is not None and process.poll() is not None  # it has ended
@@ -69,7 +70,8 @@ def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_alarm_of_the_caller_still_fires_and_threads_get_the_same_verdicts() -> None:
-    fired, sample = threading.Event(), CASES[::7]
+    fired = threading.Event()
+    sample = CASES[::7]
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
     compare.decide.cache_clear()
     try:
@@ -86,7 +88,8 @@ def test_an_alarm_of_the_caller_still_fires_and_threads_get_the_same_verdicts() 
 @pytest.mark.parametrize("when", ["it starts", "it waits", "it compares"])
 def test_a_process_killed_while(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced; killed during a comparison, the next process is asked again, once."""
-    own, kills = Worker(), []
+    own = Worker()
+    kills = []
     connect = own._connect
 
     def kill() -> None:

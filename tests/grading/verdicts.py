@@ -953,7 +953,8 @@ x^2+1 <- 1+x^2
 
 def read_table(table: str) -> list[tuple[str, str, bool, str]]:
     """(gold, answer, expected, reason) of each line."""
-    cases, reason = [], ""
+    cases = []
+    reason = ""
     for line in table.strip("\n").split("\n"):
         if line.startswith("# "):
             reason = line[2:]

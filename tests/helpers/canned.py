@@ -22,7 +22,8 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArgu
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
-PREFIX, SUFFIX = [300, 301, 302], [310, 311, 2]  # 2 is </s>
+PREFIX = [300, 301, 302]
+SUFFIX = [310, 311, 2]  # 2 is </s>
 
 
 def canned_group(step: int, size: int = GROUP) -> list[list[int]]:

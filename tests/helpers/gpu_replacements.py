@@ -83,7 +83,8 @@ def _rms_norm(norm: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any) -> Any:
     """Rotary embedding, of rows that start at position 0 without ``positions`` (B, T). Shape (B, heads, T, D) each."""
-    cos, sin = cos.clone(), sin.clone()  # inference-mode tensors where the reference was scored
+    cos = cos.clone()
+    sin = sin.clone()  # inference-mode tensors where the reference was scored
     if positions is not None:
         cos, sin = (table[positions.long()][:, None] for table in (cos, sin))
 
@@ -132,7 +133,8 @@ def replace_loader() -> None:
             module.get_target_device = lambda index=0: torch.device("cpu")  # "cuda" otherwise
 
     loader = unsloth.FastLanguageModel
-    load, wrap = loader.from_pretrained, loader.get_peft_model
+    load = loader.from_pretrained
+    wrap = loader.get_peft_model
     checkpointing = {"use_gradient_checkpointing": True}  # "unsloth" copies activations to pinned memory
     here = {"device_map": "cpu"} | checkpointing  # "sequential" otherwise: the first GPU
 

@@ -42,7 +42,8 @@ def execute(path: Path, folder: Path, last: str | None = None, **environment: st
 def clean(notebook: Any) -> None:
     """Keep printed text without progress bars and times, HTML, Markdown, and images of 64 colors."""
     for cell in code_cells(notebook):
-        cell.execution_count, cell.metadata = None, {}
+        cell.execution_count = None
+        cell.metadata = {}
         text = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
         lines = [re.split(r"\r|\x1b\[A", line)[-1] for line in text.replace("\r\n", "\n").splitlines()]
         lines = [TIME.sub("", line) for line in lines if line.strip() and not BAR.search(line)]

@@ -16,7 +16,8 @@ def build_parrot(tiny: Path, directory: Path, answer: str) -> Path:
     """
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.add_tokens([AddedToken(answer, normalized=False)])
-    said, end = tokenizer.convert_tokens_to_ids(answer), tokenizer.eos_token_id
+    said = tokenizer.convert_tokens_to_ids(answer)
+    end = tokenizer.eos_token_id
     start = tokenizer.convert_tokens_to_ids("<|assistant|>")
     model = AutoModelForCausalLM.from_pretrained(tiny)
     model.resize_token_embeddings(len(tokenizer))
@@ -25,12 +26,15 @@ def build_parrot(tiny: Path, directory: Path, answer: str) -> Path:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding = model.get_input_embeddings().weight
+        head = model.get_output_embeddings().weight
         embedding.zero_()
         head.zero_()
         embedding[:, 0] = embedding[start, 1] = embedding[said, 2] = 1
         embedding[[start, said], 0] = 0
-        head[said, 1], head[end, 2], head[end, 0] = strength, 3 * strength, strength
+        head[said, 1] = strength
+        head[end, 2] = 3 * strength
+        head[end, 0] = strength
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -89,7 +89,8 @@ def naive_forward_spans(group: list[list[int]], advantages: list[float], span: s
     signed = [(row, score) for row, score in zip(group, advantages, strict=True) if score != 0]
     masks = []
     for row in group:
-        conflict, shared = [], []
+        conflict = []
+        shared = []
         for position, token in enumerate(row):
             signs = [score > 0 for other, score in signed if other[position : position + 1] == [token]]
             conflict.append(True in signs and False in signs)
@@ -118,8 +119,10 @@ def naive_span_mask(
     """M_fw or M_bw, row by row, for consecutive groups."""
     masks = []
     for start in range(0, len(completions), group_size):
-        group, scores = completions[start : start + group_size], advantages[start : start + group_size]
-        forward, backward = naive_forward_spans(group, scores, span), naive_backward_spans(group, scores, span)
+        group = completions[start : start + group_size]
+        scores = advantages[start : start + group_size]
+        forward = naive_forward_spans(group, scores, span)
+        backward = naive_backward_spans(group, scores, span)
         for left, right in zip(forward, backward, strict=True):
             masks.append([a or b for a, b in zip(left, right, strict=True)])
     return masks
@@ -159,7 +162,8 @@ def naive_conflict_push(
     strength = [
         w * a * f for w, a, f in zip(token_weights, advantages, factors or [1.0] * len(advantages), strict=True)
     ]
-    plain, corrected = [], []
+    plain = []
+    corrected = []
     for start in range(0, len(completions), group_size):
         group = range(start, start + group_size)
         for backward in directions:
@@ -232,7 +236,8 @@ def naive_gtpo_loss(
     the sampler. ``token_weights`` is w_i, by default 1/|o_i| over the number of rows.
     """
     batch = len(logps)
-    terms, gradients = [], []
+    terms = []
+    gradients = []
     for i, row in enumerate(logps):
         strength = advantages[i]
         if gamma is not None and token_entropy is not None:
@@ -270,7 +275,9 @@ def naive_grpo_loss(
     ``token_weights`` and ``importance`` as for :func:`naive_gtpo_loss`; the KL term is not corrected.
     """
     batch = len(logps)
-    terms, gradients, kls = [], [], []
+    terms = []
+    gradients = []
+    kls = []
     for i, row in enumerate(logps):
         gradient = []
         for t, logp in enumerate(row):
@@ -279,7 +286,8 @@ def naive_grpo_loss(
             clipped = min(max(ratio, 1.0 - epsilon_low), 1.0 + epsilon_high) * advantages[i]
             term, slope = (-unclipped, -unclipped) if unclipped <= clipped else (-clipped, 0.0)
             if importance is not None:
-                term, slope = term * importance[i][t], slope * importance[i][t]
+                term = term * importance[i][t]
+                slope = slope * importance[i][t]
             if beta != 0.0 and ref_logps is not None:
                 gap = ref_logps[i][t] - logp
                 kl = math.exp(gap) - gap - 1.0

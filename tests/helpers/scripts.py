@@ -77,7 +77,9 @@ class ScriptServer:
     """
 
     def __init__(self, logs: Path, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS) -> None:
-        self.logs, self.runs, self.seconds = logs, 0, seconds
+        self.logs = logs
+        self.runs = 0
+        self.seconds = seconds
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, imports],
             stdin=subprocess.PIPE,

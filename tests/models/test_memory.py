@@ -270,7 +270,8 @@ def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine(monkeypatch: pytest.Mo
     lines = comments(describe_plan(settings_of("--G", "12"), rows=10))
     listed = [line.split(": ")[0] for line in lines if line.startswith("#   ")][1:]
     assert listed == ["#   this machine, 24.0 GiB", *(f"#   {name}" for name in GPUS)]
-    small, large = [], []
+    small = []
+    large = []
     for size, found in ((0.5, small), (64.0, large)):
         monkeypatch.setattr(memory, "_host_memory", lambda size=size: size)
         found += comments(describe_plan(settings_of(model="tiny"), rows=10))

@@ -61,7 +61,8 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
     torch.manual_seed(5)
     first = policy(tiny, seed=3)
     torch.manual_seed(6)
-    second, other = policy(tiny, seed=3), policy(tiny, seed=4)
+    second = policy(tiny, seed=3)
+    other = policy(tiny, seed=4)
 
     def adapter(model: Any) -> dict[str, torch.Tensor]:
         return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}

@@ -38,8 +38,11 @@ class Machine:
     def __init__(self, cache: Path) -> None:
         self.driver = "580.65.06"
         self.capability = (8, 0)
-        self.free, self.total = 79.0, 80.0  # GiB
-        self.disk, self.shared, self.files = 100e9, 16 * GIB, 65536
+        self.free = 79.0
+        self.total = 80.0  # GiB
+        self.disk = 100e9
+        self.shared = 16 * GIB
+        self.files = 65536
         self.cache = cache
         self.hub: BaseException | None = None  # what a request to the Hub raises
         self.access: BaseException | None = None
@@ -239,7 +242,8 @@ def test_without_the_hub_the_model_has_to_be_cached(
     name: str, shards: int, missing: int, in_16_bits: bool, in_4_bits: bool, machine: Machine
 ) -> None:
     store(machine.cache, name, shards, missing)
-    machine.hub, machine.disk = httpx.ConnectError("Name or service not known"), 0
+    machine.hub = httpx.ConnectError("Name or service not known")
+    machine.disk = 0
     for run, cached in ((IN_16_BITS, in_16_bits), (IN_4_BITS, in_4_bits)):
         machine.requests.clear()
         assert names_of(faults(*run)) == ([] if cached else [("Hub", True)])

@@ -16,7 +16,8 @@ from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans
 def test_spans_equal_the_loops_over_tokens(span: str, width: int) -> None:
     """Runs that end in the first block, in a later one and at the last token; masks with holes."""
     generator = torch.Generator().manual_seed(width)
-    groups, size = 12, 5
+    groups = 12
+    size = 5
     base = torch.randint(3, (groups, 1, width), generator=generator)
     rate = torch.rand(groups, 1, 1, generator=generator) ** 6  # of tokens that differ from the others'
     changed = torch.rand(groups, size, width, generator=generator) < rate
@@ -26,7 +27,8 @@ def test_spans_equal_the_loops_over_tokens(span: str, width: int) -> None:
     valid[::7] = torch.rand(width, generator=generator) < 0.9
     advantages = torch.randint(-1, 2, (groups * size,), generator=generator).float()
     found = conflict_spans(ids, valid, advantages, size, span)
-    completions, scores = unpad(ids, valid), advantages.tolist()
+    completions = unpad(ids, valid)
+    scores = advantages.tolist()
     for actual, naive in zip(found, (naive_forward_spans, naive_backward_spans), strict=True):
         expected = []
         for start in range(0, len(ids), size):

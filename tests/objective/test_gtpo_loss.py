@@ -99,7 +99,10 @@ def drawn(*rows: str, pad_token: str = "_", extra: int = 1) -> tuple[Groups, Ten
 
     Tokens are letters; ``#`` is a masked token, ``.`` any other. Returns the group, its mask and its weights.
     """
-    advantages, completions, masks, weights = [], [], [], []
+    advantages = []
+    completions = []
+    masks = []
+    weights = []
     for row in rows:
         advantage, tokens, mask, weight = (cell.split() for cell in row.split("|"))
         assert len(tokens) == len(mask) == len(weight), row
@@ -353,7 +356,8 @@ def test_completion_mask_of_any_dtype_gives_the_same_mask(dtype: torch.dtype) ->
 
 
 def test_the_weight_of_positive_rows_is_an_option() -> None:
-    mask, advantages = torch.tensor([[False, True]] * 3), torch.tensor([0.7, -0.7, 0.0])
+    mask = torch.tensor([[False, True]] * 3)
+    advantages = torch.tensor([0.7, -0.7, 0.0])
     assert conflict_weights(mask, advantages, positive_weight=3.5).tolist() == [[1.0, 3.5], [1.0, 0.0], [1.0, 1.0]]
 
 
@@ -435,7 +439,9 @@ def test_entropy_averages_bfloat16_in_float32() -> None:
 
 # --- filter ----------------------------------------------------------------------------------------------------------
 
-BELOW, AT, ABOVE = 0.3, LN2, 1.3  # <H>_i below, exactly at and above the threshold ln 2
+BELOW = 0.3
+AT = LN2
+ABOVE = 1.3  # <H>_i below, exactly at and above the threshold ln 2
 
 FILTER_CASES = {
     # mode, <H>_ini: delta for (A = +1, -1, 0) x <H>_i in (BELOW, AT, ABOVE)
@@ -558,7 +564,8 @@ def loss_options(
     batch: Batch, loss_type: str = "grpo", old: bool = False, corrected: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of a loss and of its naive reference; w_i by the definitions of the papers."""
-    lengths, rows = batch.mask.sum(1).tolist(), len(batch.mask)
+    lengths = batch.mask.sum(1).tolist()
+    rows = len(batch.mask)
     count = {"grpo": None, "dr_grpo": 20 * rows}.get(loss_type, sum(lengths))  # T_max = 20; all tokens
     each = [1 / rows / max(1, n) if count is None else 1 / count for n in lengths]
     importance = None
@@ -576,7 +583,8 @@ def expected_gtpo(
     batch: Batch, *, mode: str = "auto", gamma: float | None = 0.1, initial: float = 0.3, **lists: Any
 ) -> tuple[float, list[list[float]]]:
     """The naive reference with every term of Eq. 11."""
-    entropies, advantages = batch.lists("token_entropy"), batch.advantages.tolist()
+    entropies = batch.lists("token_entropy")
+    advantages = batch.advantages.tolist()
     delta = naive_entropy_filter(naive_completion_entropy(entropies), advantages, initial, LN2, mode)
     terms = {"weights": batch.lists("weights"), "token_entropy": entropies, "gamma": gamma, "delta": delta}
     return naive_gtpo_loss(batch.lists("logps"), advantages, **terms | lists)
@@ -694,7 +702,8 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype, name: str, ol
 
 def test_the_plain_formula_equals_the_naive_reference() -> None:
     batch = random_batch(seed=0)
-    leaf, delta = batch.logps.clone().requires_grad_(), torch.ones(len(batch.mask))
+    leaf = batch.logps.clone().requires_grad_()
+    delta = torch.ones(len(batch.mask))
     arguments = (batch.token_entropy, batch.mask, batch.advantages, batch.weights, delta, 0.1, batch.old_logps)
     plain = plain_gtpo_loss(leaf, *arguments)
     (gradient,) = torch.autograd.grad(plain, leaf)
@@ -747,7 +756,8 @@ def test_nan_in_a_real_token_is_propagated() -> None:
 def test_entropy_scales_the_gradient_and_has_none_of_its_own() -> None:
     # Entropy and log-probability come from the same logits; only the path through logp has a gradient (Eq. 28, 30).
     logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mask, advantages = length_mask([5, 3, 1], 5), torch.tensor([1.0, -0.7, -0.3], dtype=torch.float64)
+    mask = length_mask([5, 3, 1], 5)
+    advantages = torch.tensor([1.0, -0.7, -0.3], dtype=torch.float64)
     weights = torch.ones(3, 5, dtype=torch.float64)
 
     def gradient(detach: bool, loss_function: Callable) -> Tensor:
@@ -791,7 +801,8 @@ def test_total_signal_matches_eq_25() -> None:
 # --- components disabled, and input that is refused ------------------------------------------------------------------
 
 
-ROWS, TOKENS = torch.ones(4), torch.ones(4, 3)
+ROWS = torch.ones(4)
+TOKENS = torch.ones(4, 3)
 GOOD = {
     conflict_mask: (TOKENS.long(), TOKENS, ROWS, 2),
     conflict_weights: (TOKENS.bool(), ROWS),
@@ -860,7 +871,8 @@ def test_grpo_value_and_gradient_equal_the_naive_reference(
 @pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.05, 0.05), (0.1, 0.28), (0.28, 0.1)])
 def test_grpo_clipping_matches_the_naive_reference(low: float, high: float) -> None:
     batch = random_batch(seed=16, width=40)
-    arguments, old = (batch.lists("logps"), batch.advantages.tolist()), batch.lists("old_logps")
+    arguments = (batch.lists("logps"), batch.advantages.tolist())
+    old = batch.lists("old_logps")
     expected = naive_grpo_loss(*arguments, epsilon_low=low, epsilon_high=high, old_logps=old)
     unclipped = naive_grpo_loss(*arguments, epsilon_low=9.0, epsilon_high=9.0, old_logps=old)
     assert abs(expected[0] - unclipped[0]) > 1e-4  # the clipping is active

@@ -116,7 +116,8 @@ def resolved(method: str, *argv: str) -> dict[str, Any]:
 
 @each_file
 def test_values_are_those_of_the_name_and_of_listing_1(path: Path) -> None:
-    method, values = method_of(path), named_values(path)
+    method = method_of(path)
+    values = named_values(path)
     preset = ["--model", values["model"]]
     if method != "sft":
         preset += ["--G", str(values["num_generations"])]  # the batch follows from G

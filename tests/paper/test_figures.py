@@ -109,7 +109,8 @@ def expected_curve(run: str, scale: str, metric: str, window: int) -> tuple[list
 @each_figure
 def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MATRIX[scale], "window", 3)
-    spec, groups = MATRIX["figures"][name], groups_of(MATRIX, name, scale)
+    spec = MATRIX["figures"][name]
+    groups = groups_of(MATRIX, name, scale)
     figure = draw(MATRIX, name, scale, read_results(make_all(tmp_path, runs_of(MATRIX, [name], scale), scale)))
     panels = spec["panels"]
     assert len(figure.axes) == len(panels) * len(groups)

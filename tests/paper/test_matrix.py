@@ -166,7 +166,8 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
         assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
         process.communicate()
     printed = capsys.readouterr().out
-    lines, total = printed.partition("\n\n")[0].splitlines(), " ".join(printed.splitlines()[-3:])
+    lines = printed.partition("\n\n")[0].splitlines()
+    total = " ".join(printed.splitlines()[-3:])
     assert {tuple(line.split()[:2]) for line in lines} == {
         ("gtpo-late-g8-s1", "finished"),
         ("grpo-late-g8-beta0-s1", "interrupted"),

@@ -177,7 +177,8 @@ def test_scores_of_an_adapter_that_was_trained_again_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also those of a base that was replaced. An adapter that is gone, on another machine, counts."""
-    adapter, base = tmp_path / "gtpo-g8-s1" / "adapter", tmp_path / "base"
+    adapter = tmp_path / "gtpo-g8-s1" / "adapter"
+    base = tmp_path / "base"
     for directory in (adapter, base):
         directory.mkdir(parents=True)
         (directory / "model.safetensors").write_text("first")

@@ -119,10 +119,8 @@ def test_a_long_evaluation_is_split_over_the_gpus_and_merged(sandbox: Any, capsy
         shards = [name.split() for name in ends if f"gsm8k {checkpoint}" in name]
         assert sorted(words[0] for words in shards) == ["1/3", "2/3", "3/3"]
         ((*runs,),) = {tuple(words[3:]) for words in shards}
-        whole, parts = (
-            ends[" ".join([f"evaluate:gsm8k:{checkpoint}", *runs])],
-            [ends[" ".join(words)] for words in shards],
-        )
+        whole = ends[" ".join([f"evaluate:gsm8k:{checkpoint}", *runs])]
+        parts = [ends[" ".join(words)] for words in shards]
         assert len(runs) >= 3 and all(part[1] <= whole[0] for part in parts)
         assert all(ends[run][1] <= part[0] for run in runs for part in parts)
     assert len({gpu for name, gpu, *_ in sandbox.spans() if "gsm8k last" in name}) > 1

@@ -75,7 +75,8 @@ def slow(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def expected_metrics(run: str) -> list[dict[str, Any]]:
     """What the script in place of training logs if nothing disturbs it."""
-    value, rows = random.Random(run).random(), []
+    value = random.Random(run).random()
+    rows = []
     for step in range(1, STEPS + 1):
         value = random.Random(value).random()
         rows.append({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1})

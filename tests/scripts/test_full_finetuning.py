@@ -43,7 +43,8 @@ def weights(directory: Path) -> dict[str, Tensor]:
 def test_every_weight_is_trained_saved_and_resumed(train: Train, tiny: Path, run_script: Callable[..., Ended]) -> None:
     ended, run = train("all", "--max_steps", "3")
     assert ended.code == 0, ended.stderr[-2000:]
-    base, trained = weights(tiny), weights(run / "model")
+    base = weights(tiny)
+    trained = weights(run / "model")
     unmoved = [name for name, weight in base.items() if torch.equal(weight, trained[name])]
     assert base.keys() == trained.keys() and unmoved == []
     assert {weight.dtype for weight in trained.values()} == {torch.float32}

@@ -169,7 +169,8 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(
             "def f(completions, **columns): ...\ndef format_reward(completions): ...\n"
         )
-    a, b = f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"
+    a = f"{tmp_path}/a.py:f"
+    b = f"{tmp_path}/b.py:f"
     for names in ([a, b], ["format", f"{tmp_path}/a.py:format_reward"]):
         with pytest.raises(UsageError, match="--reward"):
             load_rewards(names, KNOWN, ["prompt"])

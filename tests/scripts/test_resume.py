@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-KILLS, STEPS = int(os.environ.get("GTPO_KILLS", 2)), int(os.environ.get("GTPO_STEPS", 12))
+KILLS = int(os.environ.get("GTPO_KILLS", 2))
+STEPS = int(os.environ.get("GTPO_STEPS", 12))
 HELD_OUT = ["--eval_rows", "3", "--eval_steps", "3"]  # at other steps than the checkpoints, and at the same
 RUNS = {
     "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", *HELD_OUT],
@@ -68,7 +69,8 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(method: str, tiny:
         "--save_steps",
         "2",
     ]
-    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    uninterrupted = tmp_path / "uninterrupted"
+    killed = tmp_path / "killed"
     finish(start(*argv, "--output_dir", str(uninterrupted)))
 
     resume: list[str] = []

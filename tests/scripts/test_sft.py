@@ -27,7 +27,8 @@ def test_the_loss_is_the_cross_entropy_of_the_completion_tokens(tiny: Path, tmp_
     with torch.no_grad():
         loss = trainer.compute_loss(model, batch)
 
-    nats, tokens = 0.0, 0
+    nats = 0.0
+    tokens = 0
     for prompt, solution in zip(rows["prompt"], rows["solution"], strict=True):
         start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
         target = [*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id]

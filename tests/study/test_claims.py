@@ -12,7 +12,8 @@ from study.claims import Claim, read_claims
 from study.measures import Measure, SeedRuns
 from study.verdicts import check, verdict
 
-MATRIX, ALL_CLAIMS = load_matrix(), read_claims()
+MATRIX = load_matrix()
+ALL_CLAIMS = read_claims()
 CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure != "smol"}
 early, late, first_third, last_third, mean, highest, fall, rise_step, fall_step = (
     lambda metric, *runs, name=name: Measure(metric, name, runs)

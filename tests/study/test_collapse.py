@@ -21,7 +21,8 @@ def run(accuracy: list[float], formatting: list[float], entropy: list[float], st
     return [{"step": i, "accuracy": a, "formatting": f, "entropy": e} for i, (a, f, e) in enumerate(parts, 1)]
 
 
-FLAT, LOW = [90.0] * 4, [0.4] * 4
+FLAT = [90.0] * 4
+LOW = [0.4] * 4
 
 
 def test_the_rule_by_hand() -> None:
@@ -90,7 +91,8 @@ def test_a_rate_that_is_given_is_not_chosen() -> None:
     found = comparison(results_of(metrics), 50, LOSING)
     assert (found["arms"], found["seeds"]) == (["grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3"], 2)
     assert (found["rows"]["accuracy"]["mean"], found["rows"]["accuracy"]["holm"]) == (3.0, 0.5)
-    tag, arms = CORRECTED.primary[0], ("grpo-control", "gtpo-control-correction")  # -2 and -1
+    tag = CORRECTED.primary[0]
+    arms = ("grpo-control", "gtpo-control-correction")  # -2 and -1
     metrics = {arm: {401: [row | {tag: i - 2} for row in run(FLAT, FLAT, LOW)]} for i, arm in enumerate(arms)}
     rows = comparison(results_of(metrics), 50, CORRECTED)["rows"]
     assert rows[tag]["mean"] == 1.0 and rows["formatting"]["mean"] == 0.0

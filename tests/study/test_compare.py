@@ -44,7 +44,8 @@ def test_the_command_of_a_run() -> None:
         betas=[0.5, 0.6],
         reward=["format"],
     )
-    base, words = comparison.bases[0], {}
+    base = comparison.bases[0]
+    words = {}
     for arm in comparison.arms:
         argv = comparison.run(base, arm, "1e-3", 3).argv
         assert argv[:3] == ("-m", "study.train", f"train_{arm.method}.py")

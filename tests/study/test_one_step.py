@@ -21,19 +21,22 @@ from study import one_step
 from study.one_step import OneStep, coefficients, write_effects
 from study.train import measures
 
-LENGTHS, WIDTH = (2, 4, 5), 5
+LENGTHS = (2, 4, 5)
+WIDTH = 5
 
 
 def test_the_coefficients_of_each_objective_computed_by_hand() -> None:
     mask = length_mask(LENGTHS, WIDTH)
     conflict = torch.zeros(3, WIDTH, dtype=torch.bool)
     conflict[:, 0] = True
-    advantages, entropy = torch.tensor([1.0, 0.5, -1.5]), torch.tensor([0.2, 0.9, 0.4])  # the second is above ln 2
+    advantages = torch.tensor([1.0, 0.5, -1.5])
+    entropy = torch.tensor([0.2, 0.9, 0.4])  # the second is above ln 2
     logps = -torch.rand(3, WIDTH, generator=torch.Generator().manual_seed(0))
     found = coefficients(logps, entropy, mask, conflict, advantages, gamma=0.1)
     rows = mask / (3 * torch.tensor(LENGTHS)[:, None])  # 1 / (G |o_i|) on the tokens
     signed = rows * advantages[:, None]
-    corrected, skipped = signed.clone(), signed.clone()
+    corrected = signed.clone()
+    skipped = signed.clone()
     corrected[:, 0] *= torch.tensor([2.0, 2.0, 0.0])
     skipped[:, 0] *= torch.tensor([1.0, 1.0, 0.0])
     strength = torch.tensor([1.0 - 0.02, 0.0, -1.5 - 0.04])  # delta_i (A_i - gamma <H>_i)
@@ -99,11 +102,14 @@ def means(effects: OneStep) -> dict[str, float]:
 
 def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of norm 0.05 along the gradient of GRPO and of the entropy term, which autograd is asked for."""
-    effects, step, gradients = OneStep(trainer), 0.05, []
+    effects = OneStep(trainer)
+    step = 0.05
+    gradients = []
     monkeypatch.setattr(one_step, "_inner", lambda a, b: gradients.append(a) or inner(a, b))
     inner = lambda a, b: sum((x * y).sum().item() for x, y in zip(a, b, strict=True))  # noqa: E731
     found = group_with_variance(effects)
-    start, weights = means(effects), [weight.detach().clone() for weight in effects.weights]
+    start = means(effects)
+    weights = [weight.detach().clone() for weight in effects.weights]
     of_objective = dict(zip(found["effects"], gradients[:: 1 + len(effects.counts)], strict=True))
     largest = 0.0
     for name in ("GRPO", "entropy term"):
@@ -129,7 +135,8 @@ def scale_adapter(trainer: Any, factor: float) -> None:
 def test_kl_to_the_base_equals_that_of_full_logits(trainer: Any) -> None:
     scale_adapter(trainer, 32.0)
     batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
-    mask, width = batch["completion_mask"], batch["completion_ids"].shape[1]
+    mask = batch["completion_mask"]
+    width = batch["completion_ids"].shape[1]
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
 
     def logps() -> torch.Tensor:
@@ -162,7 +169,8 @@ def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
 
 
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    whole = tmp_path / "whole.jsonl"
+    cut = tmp_path / "cut.jsonl"
     assert list(write_effects(trainer, whole, 3)) == [0, 1, 2]
     lines = whole.read_text().splitlines(keepends=True)
     cut.write_text(lines[0] + lines[1][:40])  # killed while it wrote the second line

@@ -35,7 +35,8 @@ from study.storage import only
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
-PAGE, FIGURES = PAGES["reproduction.template.md"], PAGES["figures.template.md"]
+PAGE = PAGES["reproduction.template.md"]
+FIGURES = PAGES["figures.template.md"]
 NOTHING = Results.of({})
 
 
@@ -137,7 +138,8 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     stored = (ROOT / DIRECTORY / "summary.json").read_text()
-    summary, found = json.loads(stored), {scale: read_results([ROOT / path]) for scale, path in PLACES.items()}
+    summary = json.loads(stored)
+    found = {scale: read_results([ROOT / path]) for scale, path in PLACES.items()}
     mechanism = summaries_in(ROOT / mechanism_directory)
     computed = json.dumps(summarize(MATRIX, found, mechanism, read_origins(ROOT)))
     parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]

@@ -142,4 +142,3 @@ def test_a_name_in_the_card_is_text(name: str, adapter: Path) -> None:
     (line,) = [line for line in body.splitlines() if line.startswith("A LoRA adapter, trained with")]
     assert line.count("`") == 2  # the name is between them
     assert "import os" not in body.partition("```python")[2].partition("```")[0]
-    assert "</pre>" not in body.rpartition("<pre>")[2].rpartition("</pre>")[0]

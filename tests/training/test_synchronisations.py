@@ -50,7 +50,8 @@ def of_ours(count: Counter[str]) -> int:
 
 def counts_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
     """Waits and gathers of all steps."""
-    waits, gathers = Waits(), Counter[str]()
+    waits = Waits()
+    gathers = Counter[str]()
 
     def counted(whole: Any, count: Counter[str]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +86,8 @@ def test_a_micro_batch_waits_for_the_head_alone(tiny: Path, tmp_path: Path, monk
         )
         found[rows] = counts_of(trainer, monkeypatch)
     torch.set_num_threads(threads)
-    (waits, gathers), (waits_together, gathers_together) = found[1], found[GROUP]
+    (waits, gathers) = found[1]
+    (waits_together, gathers_together) = found[GROUP]
     more = waits - waits_together
     assert of_ours(more) == 2 * (GROUP - 1) * STEPS, more.most_common()
     assert of_ours(waits_together) <= 27 * STEPS, waits_together.most_common()
