@@ -9,7 +9,7 @@ import pytest
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark
-from gtpo.data.values import gold_in
+from gtpo.data.values import gold_in, is_missing, to_answer
 from gtpo.errors import UsageError
 from gtpo.grading import is_correct, listed
 
@@ -80,6 +80,19 @@ def test_a_list_that_is_written_as_text(text: str, elements: list[str] | None, t
     expected = ", ".join(elements)
     assert load_train(every)["answer"][:] == [expected]
     assert [problem.gold for problem in load_user_benchmark("own", every.dataset, every)[0]] == [expected]
+
+
+@pytest.mark.parametrize("answer_list", ["any", "all"])
+def test_an_element_that_is_there_twice_counts_once(answer_list: str) -> None:
+    assert to_answer(["5", " 5"], ["5", "5"], "row 1", answer_list) == "5"
+    assert to_answer([], ["1", "2", "1"], "row 1", "all") == "1, 2"
+    assert to_answer([], ["1", "2", "1"], "row 1", "any") == '["1", "2"]'
+
+
+def test_texts_of_a_missing_answer() -> None:
+    texts = ["NA", "-", "--", "?", "...", "N/A", "n.a.", "#N/A", "None", "NULL", "NaN", "<NA>", " ", "", None]
+    assert all(map(is_missing, texts))
+    assert not any(map(is_missing, ["Na", "na", "no", "0", 0, 0.0, "---"]))
 
 
 UNREADABLE = ["NaN", "nan", "N/A", "n/a", "NA", "None", "null", "NULL", "<NA>", "-", "?", "...", " ", "x" * 1001, "((("]
