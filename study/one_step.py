@@ -8,7 +8,7 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class OneStep:
 
     def __init__(self, trainer: Any, seed: int = 0) -> None:
         self.trainer = trainer
-        self.tags: Sequence[str] = getattr(trainer, "tags", TAGS)  # of trainer_of
+        self.tags = getattr(trainer, "tags", TAGS)  # of trainer_of
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         order = torch.randperm(len(trainer.train_dataset), generator=torch.Generator().manual_seed(seed)).tolist()
         self.prompts = order[OTHERS:]
@@ -157,7 +157,7 @@ class OneStep:
             pieces = [trainer._tokenizer.convert_ids_to_tokens(row) for row in rows]
             spans = []
             for row in pieces:
-                found = [tag_span(row, tag) for tag in self.tags]
+                found: Any = [tag_span(row, tag) for tag in self.tags]
                 if None in found:
                     raise ValueError("a reference solution lacks a tag: one-step effects need all four")
                 spans.append(found)

@@ -115,7 +115,7 @@ def _family(matrix: Matrix, found: Mapping[str, Results], title: str, origins: M
 
 def _smol(results: Results, window: int) -> dict[str, Any]:
     """SmolLM2: claims, thirds of the training by run and metric, scores, the share that the filter drops."""
-    runs = {}
+    runs: dict[str, Any] = {}
     for name in dict.fromkeys(name for name, _ in results.runs):
         seeds = results.seeds(name)
         runs[name] = {"seeds": seeds}
