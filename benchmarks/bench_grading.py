@@ -1,4 +1,4 @@
-"""Time, memory and sympy's share of grading: AIME/AMC with majority votes, and 5,000 x 64 answers of MATH.
+"""Time and sympy's share of grading: AIME/AMC with majority votes, and 5,000 x 64 answers of MATH.
 
     python benchmarks/bench_grading.py                        # benchmarks from the Hub
     python benchmarks/bench_grading.py --data_dir DIR         # from JSONL files (or set GTPO_DATA_DIR)
@@ -7,14 +7,13 @@
 Completions are synthetic and seeded: 64 per problem, some correct in one of several spellings, the others drawn from a
 few wrong answers with a skewed distribution, as a model samples them (gold answers of other problems, changed digits,
 unreadable text). "seconds" is the time of both verdicts and the votes, "no sympy" the share of completions graded
-without sympy, "late" the number of comparisons that exceeded a limit, "peak" the memory of this process.
+without sympy, "late" the number of comparisons that exceeded a limit.
 """
 
 import argparse
 import os
 import random
 import re
-import resource
 import sys
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ def main(data_dir: str | None, math_problems: int) -> None:
     contest = [problem.gold for name in ("aime24", "aime25", "amc23") for problem in load_benchmark(name, data_dir)]
     math = [problem.gold for problem in load_benchmark("math", data_dir)][:math_problems]
 
-    columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
+    columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}"
     print(f"{'':14}{'completions':>12}{'correct':>9}{columns}")
     measure("AIME and AMC", contest, contest, rng, vote=True)
     measure("MATH", math, math, rng, vote=False)
@@ -62,7 +61,7 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
     no_sympy = 1 - (worker.shared_worker.calls - calls) / total
     print(
         f"{name:14}{total:12,}{correct:9,}{seconds:9.1f}{total / seconds:12,.0f}{no_sympy:10.2%}"
-        f"{grading.timeouts() - late:6}{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:10.0f}"
+        f"{grading.timeouts() - late:6}"
     )
 
 

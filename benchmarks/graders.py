@@ -8,6 +8,7 @@ held_out.py was written before the rules, kinds.txt with them. Both texts are gi
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "grading"
@@ -19,10 +20,10 @@ from verdicts import read_table  # noqa: E402
 
 from gtpo.grading import is_correct, math_verify_accepts  # noqa: E402
 
-GRADERS = {"gtpo": is_correct, "math-verify": math_verify_accepts}
+GRADERS: dict[str, Any] = {"gtpo": is_correct, "math-verify": math_verify_accepts}
 TABLES = {"held_out.py": HELD_OUT, "kinds.txt": read_table((TESTS / "kinds.txt").read_text(encoding="utf-8"))}
 
-results = {}
+results: dict[str, Any] = {}
 for table, rows in TABLES.items():
     results[table] = {"rows": len(rows)}
     for name, accepts in GRADERS.items():
