@@ -122,6 +122,20 @@ def test_other_rows_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
             resume(run, rows=[row | {"answer": gold} for row in ROWS], held_out=ROWS[:4])
 
 
+def test_the_seed_that_chose_the_held_out_rows_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(run, "--eval_rows", "4", held_out=ROWS[:4])
+    with pytest.raises(UsageError, match="was started with --seed"):
+        resume(run, "--seed", "7", held_out=ROWS[:4])
+
+
+def test_a_run_without_held_out_rows_may_get_some_that_it_did_not_train_on(tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "held_out.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:4]))
+    begin(run)
+    assert resume(run, "--eval_dataset", str(file), held_out=ROWS[:4])
+
+
 def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
     for name in ("first.jsonl", "moved.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
