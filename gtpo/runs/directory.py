@@ -182,7 +182,7 @@ def find_adapter(model: str) -> Path | None:
 def check_base(adapter: Path) -> None:
     """Refuse an adapter whose base, a directory, has other files than when it was trained."""
     config = _read_json(adapter / "adapter_config.json")  # without one all weights are trained
-    base = config.get("base_model_name_or_path")
+    base = config.get("base_model_name_or_path", "")
     noted = (config.get("auto_mapping") or {}).get("base_fingerprint")
     if noted and fingerprint(base) not in (noted, None):
         raise UsageError(

@@ -285,7 +285,7 @@ def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequ
         _write_json(directory / f"rows-{rank}.json", rows)
     if batches:
         texts = []
-        copies = {}
+        copies = {}  # type: ignore[var-annotated]
         for i, batch in enumerate(batches):
             texts.append(trainer.processing_class.batch_decode(batch["completion_ids"]))
             tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
