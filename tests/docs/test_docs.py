@@ -18,6 +18,8 @@ OTHER_PROGRAMS = {
     "config_file",
     "nproc_per_node",
     "tensor_parallel_size",
+    "plan",  # of first_light.py
+    "work",
 }
 
 

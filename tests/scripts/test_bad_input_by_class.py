@@ -39,7 +39,7 @@ FLAGS = """
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
 --model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
---per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
+--per_device_train_batch_size 5|--reward_weights nan nan
 --resume --overwrite|--gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
 --num_generations_eval 0 --eval_rows 9|--eval_strategy steps|--eval_on_start true|--metric_for_best_model reward
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9

@@ -87,10 +87,17 @@ class Poison(TrainerCallback):
             next(weight for name, weight in model.named_parameters() if "lora_B" in name).data.fill_(float("nan"))
 
 
+def of_a_script(run: Path) -> None:
+    """A run that has stored its settings: messages name flags of the script."""
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text("num_generations: 4\n")
+
+
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = tracked(method, tiny, run, max_steps=5)
+    of_a_script(run)
     trainer.add_callback(Poison(2))
     with pytest.raises(RunError, match=f"step 3.*{run}/not-finite-step-3.*--resume {run}"):
         trainer.train()
@@ -132,7 +139,7 @@ def assert_nothing_saved(run: Path) -> None:
 def test_weights_that_an_update_makes_non_finite_are_not_saved(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {"learning_rate": float("inf"), "max_steps": 2}
-    with pytest.raises(RunError, match=r"weight.*lora.*step 1.*--overwrite"):
+    with pytest.raises(RunError, match=r"weight.*lora.*step 1.*Start again"):
         tracked("gtpo", tiny, run, **settings).train()
     assert_nothing_saved(run)
     assert load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"].shape[0] == GROUP
