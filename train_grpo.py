@@ -2,9 +2,8 @@
 
     python train_grpo.py --model tiny --dataset arithmetic --G 12        # a CPU, minutes
     python train_grpo.py --model qwen --dataset math --G 8 --beta 1e-6   # one GPU, Listing 1 of the paper
-    python train_grpo.py --help
 
-Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
+Differs from train_gtpo.py by --objective my_objective.py:Mine instead of GTPOArguments, and by the trainer.
 """
 
 from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, RewardArguments, RunArguments
@@ -26,11 +25,13 @@ def main() -> None:
     from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
+    from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
-    settings = parse("grpo", (*SETTINGS, GRPOConfig))
+    kind, own = load_objective(GRPOTrainer, (*SETTINGS, GRPOConfig))
+    settings = parse("grpo", (*SETTINGS, *own, GRPOConfig))
     check_machine(settings, backend)
-    GRPOTrainer.check_settings(settings.trainer)
+    kind.check_settings(settings.trainer)
     rows, held_out = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
@@ -40,8 +41,8 @@ def main() -> None:
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
     rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
     start_run(settings)
-    prompts = {"train_dataset": rows, "eval_dataset": held_out}
-    trainer = GRPOTrainer(policy, rewards, settings.trainer, processing_class=tokenizer, **prompts)
+    options = {"train_dataset": rows, "eval_dataset": held_out, "settings": settings.settings}
+    trainer = kind(policy, rewards, settings.trainer, processing_class=tokenizer, **options)
     run(trainer, settings, checkpoint)
 
 

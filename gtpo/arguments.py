@@ -199,6 +199,7 @@ class RewardArguments:
     reward: list[str] = option(
         ["format", "accuracy"], "Summed: format and accuracy [Section 8.2], or your own, file.py:function as in TRL."
     )
+    objective: str | None = option(None, "Of train_grpo.py: file.py:Class, a subclass of gtpo.GRPOTrainer.")
     stop_on_collapse: bool = option(
         False, "End the run when its accuracy falls in the first 100 steps; a warning and a checkpoint come anyway."
     )
@@ -304,6 +305,7 @@ class Settings:
     prompt: PromptArguments = field(default_factory=PromptArguments)
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
+    settings: Any = None  # the dataclass Settings of --objective
     given: dict[str, Any] = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
     made_from: dict[str, str] = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
     changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
@@ -325,7 +327,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
-        groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo)
+        groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo, self.settings)
         values = {name: getattr(group, name) for group in groups if group for name in fields_of([type(group)])}
         return {name: value for name, value in (self.given | values).items() if name not in _NOT_STORED}
 

@@ -101,15 +101,20 @@ def main() -> None:
     from gtpo.models.load import load_policy
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
+    from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
-    settings = parse(method, (*classes, GRPOConfig))
+    trainer = GTPOTrainer if method == "gtpo" else GRPOTrainer
+    kind, own_settings = load_objective(trainer, (*classes, GRPOConfig))
+    settings = parse(method, (*classes, *own_settings, GRPOConfig))
     rows, _ = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
     checkpoint = check_run(settings, rows)
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
-    kind, options = (GTPOTrainer, {"gtpo": settings.gtpo}) if method == "gtpo" else (GRPOTrainer, {})
+    options: dict[str, Any] = {"settings": settings.settings}
+    if method == "gtpo":
+        options["gtpo"] = settings.gtpo
     kind = with_measures(kind, settings.prompt.format_tags, bits=own.sampler_bits, temperature=own.sampler_temperature)
     options |= {"processing_class": tokenizer, "train_dataset": rows}
     run(kind(policy, rewards, settings.trainer, **options), settings, checkpoint)

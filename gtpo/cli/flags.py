@@ -37,7 +37,8 @@ def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> No
     names = [*annotations_of(config), *fields_of(classes), "config", HELP_ALL[2:]]
     known = {*names, *(f"no_{name}" for name in names)}  # HfArgumentParser's for --log_completions false
     unknown = [f"--{name}" for name in given_on(argv) if name not in known]
-    if not any(flag.startswith("--unsloth_") for flag in unknown):  # fields that Unsloth adds to TRL's configs
+    later = ("--objective", "--unsloth_")  # a user's class, and Unsloth in TRL's configs, have fields of their own
+    if not any(word.startswith(later) for word in argv):
         refuse_unknown(unknown, names)
 
 

@@ -214,6 +214,12 @@ def find_start(method: str, flags: argparse.Namespace) -> _Start:
         has_run = beside.lock.exists() or beside.environment.exists()
         of_run = has_run and Path(config).name == beside.config.name
     stored = {} if config is None else read_yaml(config, aliases=False)
+    objective = flags.objective or stored.get("objective")
+    if objective and method != "grpo":
+        raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
+    if objective and not flags.objective:
+        again = shlex.join(["--objective", objective])
+        raise UsageError(f"{config} names the objective {objective}: if you trust its code, add {again}.")
     model = flags.model or stored.get("model") or ModelArguments.model
     adapter = find_adapter(model)
     if adapter is not None:
@@ -240,7 +246,8 @@ def find_run(method: str, flags: argparse.Namespace) -> RunDirectory | None:
     else:
         name = "*"
         if flags.run_name:
-            name = _name(method, flags.model or "*", flags.dataset or "*", flags.run_name)
+            label = _label(method, flags.objective)
+            name = _name(label, flags.model or "*", flags.dataset or "*", flags.run_name)
         run = _newest_run(method, name)
     of = method_of(run) if run.config.is_file() else None
     if of not in (None, method):
@@ -308,10 +315,16 @@ def _newest_run(method: str, name: str) -> RunDirectory:
     return ([run for run in runs if not run.is_finished] or runs)[-1]
 
 
-def _name(method: str, model: str, dataset: str, run_name: str) -> str:
+def _label(method: str, objective: str | None) -> str:
+    """What a run's directory begins with: the method, or the class of ``--objective``."""
+    _, _, label = (objective or method).rpartition(":")
+    return label
+
+
+def _name(label: str, model: str, dataset: str, run_name: str) -> str:
     """The directory of a run without --output_dir, below outputs/."""
     data, _, _ = Path(dataset).name.partition(".")
-    return f"{method}-{Path(model).name}-{data}-{run_name}"
+    return f"{label}-{Path(model).name}-{data}-{run_name}"
 
 
 def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -325,7 +338,7 @@ def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
 def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Some options of a command line, None where not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("model", "backend", "config", "output_dir", "run_name", "dataset"):
+    for name in ("model", "backend", "config", "output_dir", "run_name", "dataset", "objective"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--resume", nargs="?", const="auto")
     parser.add_argument("--dry_run", nargs="?", const="true")
@@ -417,7 +430,8 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
         values["resume"] = values["output_dir"] = str(start.run.path)
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     if not values["output_dir"]:
-        directory = _name(method, start.model, values["dataset"], name)
+        label = _label(method, values.get("objective"))
+        directory = _name(label, start.model, values["dataset"], name)
         values["output_dir"] = str(OUTPUTS / directory)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours

@@ -48,7 +48,7 @@ def load_rewards(
     """
     if taken := sorted(NOT_COLUMNS & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
-    rewards = [checked_reward(known.get(name) or _import_reward(name, known, noun), name, noun) for name in names]
+    rewards = [checked_reward(known.get(name) or import_named(name, known, noun), name, noun) for name in names]
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
         if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
@@ -78,7 +78,7 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
     return copies
 
 
-def _import_reward(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
+def import_named(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     module, _, function = name.rpartition(":")
     if not module:
         choice = ", ".join([*known, "file.py:function"])
@@ -157,7 +157,7 @@ class CheckedReward:
             if "'list' object" in str(error):
                 what += ', the text of a completion is completion[0]["content"]'
             of_row = "" if row is None else f" for {_described(kwargs, row)}"
-            failure = self._error(f"{what} ({_place(error)}){of_row}")
+            failure = self._error(f"{what} ({place_of(error, __file__)}){of_row}")
             failure.__cause__ = error
         if not self.defers:
             raise failure from failure.__cause__
@@ -206,9 +206,9 @@ class _CheckedAsyncReward(CheckedReward):
             return self._failed(error, kwargs, None)
 
 
-def _place(error: BaseException) -> str:
-    """File and line of the user's function where it raised: not of a library that it calls."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+def place_of(error: BaseException, caller: str) -> str:
+    """File and line of a user's function where it raised: not of its ``caller``, a file, nor of what it calls."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
     of_user = [frame for frame in frames if frame.filename == frames[0].filename]
     return "".join(f"{Path(frame.filename).name}, line {frame.lineno}" for frame in of_user[-1:])
 

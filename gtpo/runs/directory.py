@@ -158,7 +158,7 @@ def resume_command(run: RunDirectory) -> str:
 
 
 def command_of(run: RunDirectory, *flags: str) -> str:
-    """A command for the script of a run; it names the user's rewards and where the run sends something."""
+    """A command for the script of a run; it names the user's code and where the run sends something."""
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)
     script = f"train_{method_of(run)}.py"
@@ -167,6 +167,8 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     again = {name: settings[name] for name in REMOTE_SETTINGS if settings.get(name) not in nowhere}
     if any(":" in name for name in settings.get("reward", [])):
         again["reward"] = settings["reward"]
+    if settings.get("objective"):
+        again["objective"] = settings["objective"]
     script = sys.argv[0] if Path(sys.argv[0]).name == script else script
     return shlex.join(["python", script, *flags, *to_argv(again)])
 

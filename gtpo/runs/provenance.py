@@ -42,14 +42,15 @@ def git_revision() -> str | None:
 
 
 def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] | None) -> dict[str, str]:
-    """A hash of the training rows, of the held-out rows, and of each file of a user's reward."""
+    """A hash of the training rows, of the held-out rows, and of each file of a user's rewards and objective."""
     found = {"rows": _hash_of_rows(rows)}
     if held_out is not None:
         found["held_out"] = _hash_of_rows(held_out)
-    for reward in settings.reward.reward if settings.reward else ():
-        path = Path(reward.rpartition(":")[0])
+    names = [*settings.reward.reward, settings.reward.objective or ""] if settings.reward else []
+    for name in names:
+        path = Path(name.rpartition(":")[0])
         if path.is_file():
-            found[reward] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return found
 
 

@@ -136,6 +136,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
     now = settings.made_from
     environment = run.read_environment()
     before = environment.get("made_from", {})  # of an earlier revision nothing
+    _check_objective(run, settings, before)
     had_none = not (stored["eval_rows"] or stored["eval_dataset"])
     is_same = now["rows"] == before.get("rows") and (had_none or now.get("held_out") == before.get("held_out"))
     allowed = {name for names in MAY_CHANGE.values() for name in names}
@@ -166,6 +167,15 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
                 "change --gradient_accumulation_steps, or train another run with --run_name."
             )
     _log_changes(run, settings, checkpoint, changed, before)
+
+
+def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str, str]) -> None:
+    """Refuse to resume with another file of ``--objective``."""
+    name = settings.reward and settings.reward.objective
+    if name and settings.made_from.get(name) != before.get(name, ""):
+        raise UsageError(
+            f"{run.path} was started with another {name}: restore the file, or train another run with --run_name."
+        )
 
 
 def _log_changes(

@@ -60,7 +60,7 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     run = RunDirectory(settings.output_dir)
     check_embeddings(trainer.model)  # SFT too
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
-    ProgressBar.attach(trainer, settings.method.upper())
+    ProgressBar.attach(trainer, trainer._name)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and IS_MAIN_PROCESS
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None

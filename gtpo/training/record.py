@@ -163,6 +163,7 @@ class Recorder:
 
     def _metrics_of(self, measured: Measured, logps: Tensor, inputs: dict[str, Any]) -> dict[str, Tensor]:
         metrics = dict(measured.metrics or {})
+        metrics.setdefault("entropy", measured.entropy.mean())
         if inputs.get("sampling_per_token_logps") is not None:
             drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
             metrics |= sampler_metrics(self.trainer, drawn, inputs)

@@ -94,12 +94,15 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     check_settings = staticmethod(check_grpo_settings)
     _config = trl.GRPOConfig  # of a trainer without args
+    Settings: Any = object  # of a subclass a dataclass, whose values are `self.settings`
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **kwargs: Any) -> None:
         if args is None:
             source = model if isinstance(model, str) else model.config._name_or_path
             args = self._config(f"{source.rpartition('/')[2]}-{self._name}")
         self.check_settings(args)
+        own = kwargs.pop("settings", None)
+        self.settings = own or self.Settings()
         given = inspect.signature(trl.GRPOTrainer).bind(model, reward_funcs, args, *positional, **kwargs).arguments
         check_inputs(given)
         is_unsloth = uses_unsloth()  # it uses one GPU
@@ -297,7 +300,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             ref_per_token_logps=inputs.get("ref_per_token_logps"),
             **options,
         )
-        metrics["entropy"] = entropy.mean()
         old = options["old_per_token_logps"]
         ratio = torch.ones_like(logps) if old is None else (logps.detach() - old).exp()
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)

@@ -100,6 +100,7 @@ def test_the_push_has_the_token_weights_of_the_objective(
     first, second = trainer.state.log_history[:2]
     row = first if steps_per_generation == 3 else second
     assert ("conflict_push" in first) is (steps_per_generation == 3)
+    assert row["entropy"] > 0
     completions = canned_group(0)
     rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()

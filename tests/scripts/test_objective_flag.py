@@ -1,0 +1,124 @@
+"""``train_grpo.py --objective file.py:Class``: somebody's objective in the harness, as a user starts it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.scripts import Ended
+from safetensors.torch import load_file
+
+from gtpo.runs.directory import RunDirectory, method_of, resume_command
+
+MINE = """
+from dataclasses import dataclass
+
+from gtpo import GRPOTrainer
+
+
+class Same(GRPOTrainer):
+    pass
+
+
+class Halved(GRPOTrainer):
+    @dataclass
+    class Settings:
+        share: float = 0.5
+
+    def objective(self, logps, token_entropy, inputs):
+        loss, measured = super().objective(logps, token_entropy, inputs)
+        return self.settings.share * loss, measured
+
+
+class Broken(GRPOTrainer):
+    def objective(self, logps, token_entropy, inputs):
+        return undefined
+
+
+class Alone:
+    pass
+
+
+class Taken(GRPOTrainer):
+    @dataclass
+    class Settings:
+        beta: float = 1.0
+"""
+STEPS = ["--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "2", "--save_steps", "1"]
+SGD = ["--optim", "sgd", "--max_grad_norm", "0", "--weight_decay", "0", "--lr_scheduler_type", "constant"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / "adapter_model.safetensors")
+
+
+def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
+    mine: Path, tiny: Path, run_script: Callable[..., Ended]
+) -> None:
+    """Under SGD, without clipping and decay; GRPOTrainer itself is bit-identical to train_grpo.py."""
+    runs = {
+        "half_rate": ["--learning_rate", "0.25"],
+        "halved": ["--learning_rate", "0.5", "--objective", "mine.py:Halved"],
+        "quarter": ["--learning_rate", "1.0", "--objective", "mine.py:Halved", "--share", "0.25"],
+        "same": ["--learning_rate", "0.25", "--objective", "mine.py:Same"],
+    }
+    for name, argv in runs.items():
+        common = ["--model", str(tiny), *STEPS, *SGD, "--output_dir", name]
+        ended = run_script(mine, "train_grpo.py", *common, *argv)
+        assert ended.code == 0, ended.stderr[-2000:]
+    expected, start = trained(mine / "half_rate"), load_file(mine / "half_rate/checkpoint-1/adapter_model.safetensors")
+    assert any(not torch.equal(expected[name], start[name]) for name in expected)
+    for name in expected:
+        assert torch.equal(trained(mine / "same")[name], expected[name]), name
+        for run in ("halved", "quarter"):
+            torch.testing.assert_close(trained(mine / run)[name], expected[name], atol=1e-7, rtol=1e-5)
+    run = RunDirectory(mine / "quarter")
+    settings = run.read_config()
+    assert (settings["objective"], settings["share"]) == ("mine.py:Halved", 0.25)
+    assert re.fullmatch("[0-9a-f]{16}", run.read_environment()["made_from"]["mine.py:Halved"])
+    assert method_of(run) == "grpo"
+    card = (run.adapter / "README.md").read_text()
+    assert "trained with Halved on" in card and "objective: mine.py:Halved" in card
+    assert settings["objective"] in run.report.read_text()
+
+    shown = f"--resume {mine / 'quarter'} --objective mine.py:Halved"
+    assert resume_command(RunDirectory(mine / "quarter")) == f"python train_grpo.py {shown}"
+    for name, cls in (("same", "Same"), ("quarter", "Halved")):  # Settings of Halved are no flags without it
+        other = run_script(mine, "train_grpo.py", "--resume", name)
+        assert other.code == 2 and f"if you trust its code, add --objective mine.py:{cls}." in other.stderr
+    more = ["--resume", "quarter", "--objective", "mine.py:Halved", "--max_steps", "3"]
+    ended = run_script(mine, "train_grpo.py", *more)
+    assert ended.code == 0 and run.read_metrics()[-1]["step"] == 3, ended.stderr[-2000:]
+    (mine / "mine.py").write_text(MINE + "\n")
+    other = run_script(mine, "train_grpo.py", *more)
+    assert other.code == 2 and "quarter was started with another mine.py:Halved" in other.stderr
+
+
+def test_what_a_script_says_about_an_objective(mine: Path, tiny: Path, run_script: Callable[..., Ended]) -> None:
+    common = ["--model", str(tiny), *STEPS]
+    broken = run_script(mine, "train_grpo.py", *common, "--objective", "mine.py:Broken")
+    line = 1 + MINE.splitlines().index("        return undefined")
+    assert broken.code == 1 and f"NameError: name 'undefined' is not defined (mine.py, line {line})" in broken.stderr
+    assert [path.name.startswith("Broken-") for path in (mine / "outputs").iterdir()] == [True]
+    wrong = {
+        ("train_gtpo.py", "mine.py:Same"): "train_gtpo.py has its own objective",
+        ("train_grpo.py", "mine.py:Alone"): "expected a subclass of gtpo.GRPOTrainer",
+        ("train_grpo.py", "mine.py:Taken"): "Settings has beta, which is a setting already",
+        ("train_grpo.py", "mine.py:Missing"): "has no attribute 'Missing'",
+        ("train_grpo.py", "mine:Same"): "expected file.py:Class",
+        ("train_grpo.py", "bad.py:Mine"): "KeyError: 'no'",
+    }
+    (mine / "bad.py").write_text("raise KeyError('no')\n")
+    for (script, objective), message in wrong.items():
+        ended = run_script(mine, script, *common, "--objective", objective)
+        assert (ended.code, message in ended.stderr) == (2, True), ended.stderr
+    misspelled = run_script(mine, "train_grpo.py", *common, "--objective", "mine.py:Halved", "--shar", "1")
+    assert misspelled.code == 2 and "did you mean '--share'?" in misspelled.stderr
