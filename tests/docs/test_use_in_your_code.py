@@ -68,8 +68,8 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
     script, load, inspect = section("A TRL script", "python")
     assert len([line for line in script.splitlines() if line and "import" not in line]) < 15
-    cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", per_device_train_batch_size=4, '
-    script = script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(", cpu)
+    cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", per_device_train_batch_size=4, '
+    script = script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu)
     (tmp_path / "mine.py").write_text(f"{load}\n{script}\n{inspect}")
     run(tmp_path, "mine.py", installed=installed)
     assert json.loads((tmp_path / "outputs" / "mine" / "initial_entropy.json").read_text())["prompts"] == 4
@@ -90,12 +90,10 @@ def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
 def test_callbacks_of_any_grpo_run(tiny: Path, tmp_path: Path, installed: Path) -> None:
     (script, *_) = section("A TRL script", "python")
     (callbacks,) = section("Diagnose any GRPO run", "python")
-    script = script.replace("from trl import GRPOConfig", "from trl import GRPOConfig, GRPOTrainer")
-    script = script.replace("from gtpo import GTPOArguments, GTPOTrainer\n", "").replace(
-        "    gtpo=GTPOArguments(gamma=0.1),\n", ""
-    )
+    script = script.replace("from gtpo import GTPOConfig", "from trl import GRPOConfig").replace("gamma=0.1, ", "")
+    callbacks = callbacks.replace("rewards/right/mean", "rewards/<lambda>/mean")
     cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", logging_steps=1, per_device_train_batch_size=4, '
-    script = script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(", cpu).replace("GTPOTrainer(", "GRPOTrainer(")
+    script = script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu).replace("GTPOTrainer", "GRPOTrainer")
     script = script.replace("trainer.train()", callbacks + "trainer.train()")
     (tmp_path / "mine.py").write_text(script + "print(sorted(trainer.state.log_history[0]))\n")
     shown = run(tmp_path, "mine.py", installed=installed)

@@ -66,7 +66,8 @@ def test_the_batch_script_of_slurm_is_requeued_and_resumes(tiny: Path, tmp_path:
         while not (run / "metrics.jsonl").exists():
             assert first.poll() is None, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.1)
-        scripts = [child for child in psutil.Process(first.pid).children(recursive=True) if "python" in child.name()]
+        children = psutil.Process(first.pid).children(recursive=True)
+        scripts = [child for child in children if "python" in child.name() and "-I" not in child.cmdline()]  # no helper
         assert len(scripts) == 2
         for script in scripts:
             script.send_signal(signal.SIGUSR2)

@@ -116,7 +116,7 @@ def test_the_quick_start_works_when_pasted_in_another_directory(
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path / "a run's")
     settings = settings_of(tmp_path / "a run's", "--model", str(tiny), "--merge", "16bit")
-    settings.trainer.max_completion_length = 4
+    settings.given["max_completion_length"] = 4
     save_adapter(trainer, settings)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
