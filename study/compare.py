@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -110,7 +111,7 @@ def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
         words = [*run.argv, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
         before = stored.get(run.run.path.as_posix(), words)
         if run.run.path.exists() and before != words:
-            other = " ".join(word for word in before if word not in words)
+            other = " ".join((Counter(before) - Counter(words)).elements())
             raise UsageError(f"{run.run.path} was made with other settings ({other}): name another --output_dir.")
         stored[run.run.path.as_posix()] = words
     path.parent.mkdir(parents=True, exist_ok=True)
