@@ -45,7 +45,7 @@ def test_the_gold_answer_of_a_whole_solution(text: str, answer: str, tmp_path: P
     assert is_correct(answer, load_train(data)["answer"][0])
     [problem], dropped = load_user_benchmark("own", data.dataset, data)
     assert is_correct(answer, problem.gold) and not dropped
-    assert load_train(data, graded=False)["answer"][:] == [text]  # for a reward of one's own
+    assert load_train(data, graded=False)["answer"][:] == [text]  # for your own reward
 
 
 LISTS = [
@@ -117,7 +117,7 @@ def test_rows_without_a_gold_answer_are_dropped_alike_and_named(
     ):
         assert text in caplog.text
     assert dropped == {"with an empty answer": 13, "without a readable gold answer": 2}
-    assert load_train(data, graded=False)["answer"][:4] == ["5", "NaN", "nan", "N/A"]  # a reward of one's own decides
+    assert load_train(data, graded=False)["answer"][:4] == ["5", "NaN", "nan", "N/A"]  # your own reward decides
 
 
 @pytest.mark.parametrize(

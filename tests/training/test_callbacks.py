@@ -70,7 +70,7 @@ def test_resume_drops_steps_after_the_checkpoint_and_a_partial_line(torn: str, t
 
 
 def test_lines_that_are_lost_come_back_from_the_checkpoint(tmp_path: Path) -> None:
-    """Its log history has those of the steps before it, whatever is in the file."""
+    """Its log history has those of the steps before it, not those of the file."""
     history = [
         {"loss": 3.0, "step": 1, "completion_length": 30.0, "step_time": 0.5},
         {"eval_reward": 1.0, "eval_runtime": 2.0, "step": 1},
