@@ -28,8 +28,8 @@ def main() -> None:
     from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
-    kind, own = load_objective(GRPOTrainer, (*SETTINGS, GRPOConfig))
-    settings = parse("grpo", (*SETTINGS, *own, GRPOConfig))
+    kind, classes = load_objective(GRPOTrainer, (*SETTINGS, GRPOConfig))
+    settings = parse("grpo", (*SETTINGS, *classes, GRPOConfig))
     check_machine(settings, backend)
     kind.check_settings(settings.trainer)
     rows, held_out = load_rows(settings)
@@ -41,8 +41,8 @@ def main() -> None:
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
     rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
     start_run(settings)
-    options = {"train_dataset": rows, "eval_dataset": held_out, "settings": settings.settings}
-    trainer = kind(policy, rewards, settings.trainer, processing_class=tokenizer, **options)
+    prompts = {"train_dataset": rows, "eval_dataset": held_out}
+    trainer = kind(policy, rewards, settings.trainer, settings=settings.settings, processing_class=tokenizer, **prompts)
     run(trainer, settings, checkpoint)
 
 
