@@ -20,7 +20,10 @@ from helpers.unsloth import FakeUnsloth
 from gtpo.models.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
-REAL_DATA = os.environ.pop("GTPO_DATA_DIR", None)  # a default of --data_dir
+# GTPO_DATA_DIR is a default of --data_dir: the code under test must not see it, the workers of pytest-xdist must.
+REAL_DATA = os.environ.pop("GTPO_DATA_DIR", None) or os.environ.get("GTPO_REAL_DATA")
+if REAL_DATA:
+    os.environ["GTPO_REAL_DATA"] = REAL_DATA
 if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
     from hypothesis import settings
 
