@@ -131,7 +131,7 @@ def memory_limit(size: int) -> Iterator[None]:
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(OSError, ValueError):  # not on every system
-        pages, *_ = Path("/proc/self/statm").read_text().split()
+        pages, *_ = Path("/proc/self/statm").read_text(encoding="utf-8").split()
         used = int(pages) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + size, limits[1]))
     try:
