@@ -13,7 +13,7 @@ help:
 	@echo "make demo          train the tiny model with GTPO and evaluate it: minutes on a CPU"
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
-	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl, trl-suite or avx2: on a CPU"
+	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, newest, trl, trl-main, trl-suite, avx2"
 	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
@@ -55,8 +55,10 @@ test-all: test test-slow
 
 # What a backend other than the plain CPU one does. real: a pretrained model, on GSM8K in the directory that GTPO_DATA_DIR
 # names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. newest: the newest
-# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. trl-suite: TRL's tests of its trainer, of the clone
-# in TRL=DIR, on ours. avx2: the numerical tests with the instructions of a CPU without AVX-512.
+# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. trl-main: the trainers with TRL's main branch, from
+# GitHub, and the newest Transformers that is allowed. trl-suite: TRL's tests of its trainer, of the clone in TRL=DIR, on ours.
+# wheel: `pip install .` in a fresh environment, and a step with the package and with the copied file. avx2: the numerical
+# tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
@@ -76,6 +78,17 @@ test-backend: install
 else ifeq ($(BACKEND),newest)
 test-backend: .venv-newest/installed
 	.venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)
+else ifeq ($(BACKEND),trl-main)
+test-backend: .venv-newest/installed .venv-trl-main/installed
+	PYTHONPATH=.venv-trl-main .venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)
+else ifeq ($(BACKEND),wheel)
+test-backend:
+	@$(CHECK_PYTHON)
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python $(INSTALL) $(filter torch==%,$(file < requirements/cpu.txt)) .
+	cp examples/gtpo_trl.py .venv-wheel
+	cd .venv-wheel && PYTHONPATH=. bin/python $(CURDIR)/tests/backends/installed_step.py
 else ifeq ($(BACKEND),trl)
 # Each version is installed over .venv. The head of 1.15 is a Triton kernel, which is interpreted on a CPU.
 test-backend: export TRITON_INTERPRET := 1
@@ -118,6 +131,10 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	touch $@
 
 .venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
+.venv-trl-main/installed: $(VENV)/installed
+	$(BIN)/python $(INSTALL) --no-deps --target $(@D) git+https://github.com/huggingface/trl
+	touch $@
+
 .venv-trl-%/installed: $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@

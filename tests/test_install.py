@@ -1,6 +1,7 @@
 """The wheel: what it holds, and what it requires."""
 
 import email
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,20 @@ def test_the_wheel_replaces_nothing_that_is_in_its_ranges(wheel: Path) -> None:
     assert {name for name, found in operators.items() if found != {">="}} == {"trl", "transformers"}
     assert operators["trl"] == operators["transformers"] == {">=", "<"}
     assert {f"{one.name}{one.specifier}" for one in required if "gpu" in str(one.marker)} == {*pins("gpu")}
+
+
+@pytest.mark.slow
+def test_the_wheel_and_the_copied_file_train(wheel: Path, tmp_path: Path) -> None:
+    """As the workflow does with all dependencies in an environment of its own: `make test-backend BACKEND=wheel`."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "installed", wheel]
+    subprocess.run(pip, check=True)
+    shutil.copy(ROOT / "examples" / "gtpo_trl.py", tmp_path)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'installed'}"}
+    script = ROOT / "tests" / "backends" / "installed_step.py"
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("tensors trained")]
+    assert trained == ["gtpo", "gtpo_trl"]
 
 
 def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
