@@ -1,6 +1,8 @@
 """One training step with the installed package, and one with the copied file: neither needs the repository.
 
-    cp examples/gtpo_trl.py DIR && cd DIR && PYTHONPATH=. python REPOSITORY/tests/backends/installed_step.py
+    PYTHONPATH=. python REPOSITORY/tests/backends/installed_step.py
+
+in a directory with a copy of examples/gtpo_trl.py; gtpo and gtpo_loss are installed.
 """
 
 from pathlib import Path
