@@ -1,4 +1,4 @@
-"""What was studied with small models on a CPU; docs/reproduction.md, figures.md and mechanism.md have the results.
+"""What was studied with small models on a CPU; docs/reproduction.md has the results.
 
     python -m study compare --arms grpo gtpo my_objective.py:Mine --n_seeds 5     # objectives, paired by seed
     python -m study compare missing_tags --list                   # a planned comparison of study/experiments.yaml

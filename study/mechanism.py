@@ -1,28 +1,23 @@
-"""The one-step effects of fixed policies: what is measured, results/mechanism/, the figure and docs/mechanism.md."""
+"""The one-step effects of fixed policies: what is measured, and results/mechanism/."""
 
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.files import write_atomically
-from gtpo.reports.curves import LEAST_SEEDS, grid
-from paper.figures import WIDTH, mean_of
+from gtpo.reports.curves import LEAST_SEEDS
+from paper.figures import mean_of
 from paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
 from paper.runner import run_all, slots_of
 from paper.states import state_of
 from study.measures import rounded
-from study.rendering import render
 
-TARGETS = {"tags": "tags of reference solutions", "own tags": "tags of its own completions"}  # of the figure of updates
-OBJECTIVES = ("GRPO", "GTPO", "correction", "GRPO, A > 0", "GRPO, A < 0")  # of the figure
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
-DIRECTORY, PAGE = Path("results") / "mechanism", Path("docs") / "mechanism.md"
+DIRECTORY = Path("results") / "mechanism"
 Summary = dict[str, Any]
 
 
@@ -105,29 +100,7 @@ def policy_list(policies: Sequence[Policy]) -> list[str]:
     return [*lines, *(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes" for run in runs)]
 
 
-# The page
-
-
-def draw_mechanism(summaries: dict[str, Summary]) -> Any:
-    """A row per policy, a panel per measure of the tags: the mean change of some objectives with its interval."""
-    figure, axes = grid(len(summaries), len(TARGETS), width=WIDTH / len(TARGETS), height=1.5)
-    for (name, summary), panels in zip(summaries.items(), axes, strict=True):
-        for (target, label), axis in zip(TARGETS.items(), panels, strict=True):
-            effects = {objective: effect_of(summary, objective, target) for objective in OBJECTIVES}
-            shown = {objective: row for objective, row in effects.items() if row["number"]}
-            for place, row in enumerate(shown.values()):
-                color = "#009E73" if row["mean"] - row["half_width"] > 0 else "#D55E00"
-                color = color if abs(row["mean"]) > row["half_width"] else "#999999"
-                axis.errorbar(1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", color=color)
-            axis.axvline(0, color="black", linewidth=1)
-            axis.locator_params(axis="x", nbins=5)
-            axis.set_yticks(range(len(shown)), list(shown) if axis is panels[0] else [])
-            axis.set_ylim(len(shown) - 0.5, -0.5)
-            axis.set_title(f"{policy_title(name)}: {label}", loc="left", fontsize=9)
-    of = "change of ln π by an update of unit norm (10⁻³ nats), its 95 % interval over groups"
-    of += "\ngreen: above 0, orange: below; A > 0: rewarded completions alone; each panel has its own scale"
-    figure.supxlabel(of, fontsize=9)
-    return figure
+# What was measured
 
 
 def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
@@ -153,8 +126,8 @@ def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
     return {"groups": len(lines), "informative": len(effects), "rewards": rewards, "rows": rows}
 
 
-def write_mechanism() -> dict[str, Summary]:
-    """Copy what is measured to results/mechanism/, and write its summary, the figure and docs/mechanism.md.
+def store_mechanism() -> dict[str, Summary]:
+    """Copy what is measured to results/mechanism/.
 
     Returns:
         Policy -> :func:`summarize`; empty if nothing is measured.
@@ -163,11 +136,7 @@ def write_mechanism() -> dict[str, Summary]:
     for path in MEASURED.glob("*.jsonl"):
         if sum(bool(line["effects"]) for line in _groups_in(path)) >= LEAST_SEEDS:
             shutil.copyfile(path, DIRECTORY / path.name)
-    if summaries := summaries_in(DIRECTORY):
-        write_atomically(DIRECTORY / "summary.json", json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
-        write_atomically(DIRECTORY / "mechanism.png", partial(draw_mechanism(summaries).savefig, dpi=100, format="png"))
-        write_atomically(PAGE, page(summaries))
-    return summaries
+    return summaries_in(DIRECTORY)
 
 
 def summaries_in(directory: Path) -> dict[str, Summary]:
@@ -193,8 +162,3 @@ def policy_title(name: str) -> str:
     model, _, state = name.partition("-")
     title = {"smol": "SmolLM2", "tiny": "the tiny model"}.get(model, model)
     return f"{title} at {'its start' if state == 'base' else state.replace('-', ' ')}"
-
-
-def page(summaries: dict[str, Summary]) -> str:
-    """docs/mechanism.md, from the template next to this file."""
-    return render("mechanism.template.md", {"policies": summaries, "effect_of": effect_of, "title": policy_title})

@@ -1,4 +1,4 @@
-"""results/, docs/reproduction.md, docs/figures.md and what the README says was found, from the stored runs.
+"""results/, docs/reproduction.md and what the README says was found, from the stored runs.
 
     python -m study page
 
@@ -34,7 +34,7 @@ from study.compare import works_of
 from study.compare import write_page as write_comparison_page
 from study.findings import findings
 from study.measures import STATISTICS, largest_loss, rounded
-from study.mechanism import effect_of, policy_title, write_mechanism
+from study.mechanism import effect_of, policy_title, store_mechanism
 from study.rendering import render
 from study.storage import ORIGINS, store
 from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
@@ -49,10 +49,7 @@ COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
 LOSES = 20.0  # points below an earlier value
 FINDINGS = "found.template.md"  # for README.md
-PAGES = {  # template -> page
-    "reproduction.template.md": Path("docs") / "reproduction.md",
-    "figures.template.md": Path("docs") / "figures.md",
-}
+TEMPLATE, PAGE = "reproduction.template.md", Path("docs") / "reproduction.md"
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 STORED = (*METRICS, "step_time", "grad_norm")
@@ -90,7 +87,7 @@ def summarize(
         "sizes": SIZES,
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
-        "tags": tags_of(mechanism),
+        "mechanism": mechanism,
         "families": {title: _family(matrix, found, title, origins) for title in families()},
         "smol": _smol(found["smol"], matrix["smol"]["window"]),
         "findings": findings(found),
@@ -125,21 +122,6 @@ def _smol(results: Results, window: int) -> dict[str, Any]:
             runs[name][metric] = [_pair(values) for values in thirds]
     claims = [check(claim, results, SMOL_SEEDS, window) for claim in read_claims()["smol"]]
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": _filtered(results, "gtpo")}
-
-
-def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies at which an update of GRPO decidedly lowers the tags of reference solutions.
-
-    ``gtpo_too``: there, so does GTPO.
-    """
-
-    def lowered(objective: str) -> set[str]:
-        rows = {name: effect_of(summary, objective, "tags") for name, summary in mechanism.items()}
-        return {name for name, row in rows.items() if row["half_width"] and row["mean"] < -row["half_width"]}
-
-    grpo = lowered("GRPO")
-    too = grpo <= lowered("GTPO")
-    return {"policies": len(mechanism), "gtpo_too": too, "lowered": sorted(map(policy_title, grpo))}
 
 
 def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
@@ -182,9 +164,10 @@ def _pair(values: Sequence[float]) -> list[float | None]:
 
 
 def page_of(summary: Mapping[str, Any], template: str) -> str:
-    """One of ``PAGES``, from the values of summary.json."""
+    """docs/reproduction.md or the README's findings, from the values of summary.json."""
     by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
-    return render(template, {**summary, "by_name": by_name, "decided": DECIDED})
+    functions = {"effect_of": effect_of, "title": policy_title}
+    return render(template, {**summary, **functions, "by_name": by_name, "decided": DECIDED})
 
 
 # Files
@@ -220,19 +203,18 @@ def write_page(matrix: Matrix) -> list[Path]:
         if scale == "tiny":
             names = select_figures(matrix, ["all"], scale)
             written += draw_all(matrix, names, scale, found[scale], directory, ["png"])[0]
-        elif found[scale].runs:
+        elif scale == "smol" and found[scale].runs:
             figure = draw(matrix, scale, scale, found[scale])
             written.append(directory / f"{scale}.png")
             write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
-    summary = summarize(matrix, found, write_mechanism(), read_origins())
+    summary = summarize(matrix, found, store_mechanism(), read_origins())
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    for template, page in PAGES.items():
-        write_atomically(page, page_of(summary, template))
+    write_atomically(PAGE, page_of(summary, TEMPLATE))
     written += [path for name in read_experiments()["comparisons"] for path in write_comparison(name)]
     lines = page_of(summary, FINDINGS).strip()
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", lines))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
-    return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
+    return [path for path in (*files, *written, PAGE, README) if path.is_file()]
 
 
 def write_comparison(name: str) -> list[Path]:

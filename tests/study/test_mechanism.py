@@ -6,7 +6,8 @@ import pytest
 
 from gtpo.errors import UsageError
 from paper.matrix import load_matrix
-from study.mechanism import effect_of, page, policies_of, summarize
+from study.mechanism import effect_of, policies_of, policy_title, summarize
+from study.rendering import render
 
 MATRIX = load_matrix()
 
@@ -38,7 +39,8 @@ def test_effects_by_hand() -> None:
 
 def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own have dashes."""
-    text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
+    functions = {"effect_of": effect_of, "title": policy_title}
+    text = render("mechanism.template.md", {"mechanism": {"tiny-base": summarize([*GROUPS, NOTHING])}, **functions})
     assert "| the tiny model at its start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
 
 

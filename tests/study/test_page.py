@@ -13,17 +13,16 @@ from paper.matrix import load_matrix
 from paper.results import Results, read_results
 from study.claims import read_claims
 from study.mechanism import DIRECTORY as mechanism_directory
-from study.mechanism import PAGE as MECHANISM_PAGE
-from study.mechanism import page as mechanism_page
 from study.mechanism import summaries_in
 from study.page import (
     DECIDED,
     DIRECTORY,
     FINDINGS,
     METRICS,
-    PAGES,
+    PAGE,
     PLACES,
     README,
+    TEMPLATE,
     fill,
     page_of,
     read_origins,
@@ -35,17 +34,11 @@ from study.storage import only
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
-PAGE = PAGES["reproduction.template.md"]
-FIGURES = PAGES["figures.template.md"]
 NOTHING = Results.of({})
 
 
 def found_in(tiny: Results) -> dict[str, Results]:
     return dict.fromkeys(PLACES, NOTHING) | {"tiny": tiny}
-
-
-def pages_of(summary: dict[str, Any]) -> str:
-    return "".join(page_of(summary, template) for template in PAGES)
 
 
 def test_condensed_results_have_every_metric_of_a_claim() -> None:
@@ -63,8 +56,8 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert sandbox.study("page") == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert all(path.is_file() for path in written)
-    assert {PAGE, FIGURES, README, DIRECTORY / "summary.json"} <= set(written)
-    first = PAGE.read_text() + FIGURES.read_text()
+    assert {PAGE, README, DIRECTORY / "summary.json"} <= set(written)
+    first = PAGE.read_text()
     stored = read_results([DIRECTORY])
     found = read_results([Path("outputs")])
     logged = [*found.metrics.columns]
@@ -73,7 +66,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert scores[0] == scores[1]
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
-    assert PAGE.read_text() + FIGURES.read_text() == first
+    assert PAGE.read_text() == first
     assert "not run" in first and "`python -m study collapse --only grpo-0.3e-3" in " ".join(first.split())
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
@@ -89,7 +82,7 @@ def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
 def test_page_and_summary_have_the_same_numbers() -> None:
     """A decided claim is a row of the page, with the difference or the value; the others are counted."""
     summary = summarize(MATRIX, found_in(world()), {})
-    page = pages_of(summary)
+    page = page_of(summary, TEMPLATE)
     for claim in summary["claims"]:
         lines = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         assert len(lines) == (claim["verdict"] in DECIDED)
@@ -116,7 +109,7 @@ def test_page_and_summary_have_the_same_numbers() -> None:
 
 def test_page_without_any_run() -> None:
     summary = summarize(MATRIX, found_in(NOTHING), {})
-    page = pages_of(summary)
+    page = page_of(summary, TEMPLATE)
     assert "Of 77 claims 77: **not run**." in page and "fig3.png" not in page and summary["drawn"] == []
 
 
@@ -144,8 +137,7 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     computed = json.dumps(summarize(MATRIX, found, mechanism, read_origins(ROOT)))
     parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]
     assert parts[0] == parts[1]  # Python 3.12 sums floats more exactly
-    assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
-    assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
+    assert page_of(summary, TEMPLATE) == (ROOT / PAGE).read_text()
     readme = (ROOT / README).read_text()
     assert fill(readme, "found", page_of(summary, FINDINGS).strip()) == readme
     words = {page.name: len(page.read_text().split()) for page in (ROOT / README, *(ROOT / "docs").glob("*.md"))}
