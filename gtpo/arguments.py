@@ -79,8 +79,21 @@ def check_fields(values: Any, checks: Mapping[str, Check]) -> None:
             raise UsageError(f"--{name} is {value!r}: expected {expected}.")
 
 
+@dataclass(kw_only=True)
+class SourceArguments:
+    """Which rows are used, of training or of a benchmark, and what their columns are called."""
+
+    limit: int | None = option(None, "Only the first N usable rows, of each benchmark too.")
+    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
+    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
+    split: str | None = option(None, "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train, or test.")
+    prompt_column: str = option("prompt", "Column of your data with the question, or with a conversation.")
+    answer_column: str = option("answer", "Column of your data with the gold answer; rewards get it as `answer`.")
+    answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
+
+
 @dataclass
-class DataArguments:
+class DataArguments(SourceArguments):
     """The training data."""
 
     _argument_group_name = "data"
@@ -89,14 +102,7 @@ class DataArguments:
         "gsm8k",
         "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
     )
-    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
-    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
-    split: str | None = option(None, "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train.")
-    prompt_column: str = option("prompt", "Column of your data with the question, or with a conversation.")
-    answer_column: str = option("answer", "Column of your data with the gold answer; rewards get it as `answer`.")
-    answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
     solution_column: str = option("solution", "Column of your data with the reference completion, for SFT.")
-    limit: int | None = option(None, "Only the first N usable rows.")
     eval_dataset: str | None = option(
         None, "Held-out set, evaluated while training: as --dataset, or test split of a benchmark. best/ follows it."
     )

@@ -11,15 +11,15 @@ import os
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.preview import check_first_rows
-from gtpo.data.tables import Row, Table, check_source, is_on_hub, read_file, read_hub, read_table
+from gtpo.data.tables import Row, Table, check_source, is_on_hub, read_file, read_hub, read_table, value_of
 from gtpo.data.tokenizer import encode_prompt
 from gtpo.data.values import (
     elements_of,
@@ -74,28 +74,24 @@ class Source:
     configs: Sequence[str] = ("default",)
     form: str = "answer"  # of the gold answer
 
-    @property
-    def columns(self) -> list[str]:
-        """Those that are read."""
-        named = (self.question, self.gold, self.solution)
-        return list(dict.fromkeys(name for name in named if name is not None))
-
     def read(self, row: Mapping[str, str]) -> Row:
-        """Question, gold answer and reasoning, each None where the row has none."""
-        solution = row.get(self.solution or "")
+        """Question, gold answer and reasoning of a row; the gold answer is None where it has none."""
+        gold = _READERS[self.form](row["gold"])
+        reasoning = row.get("reasoning")
         if self.form == "gsm8k":
-            reasoning = row[self.gold].rpartition("####")[0].strip()
-            solution = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>, for a calculator
-        gold = _READERS[self.form](row[self.gold])
-        return {"question": row[self.question], "gold": gold, "reasoning": solution}
+            before, _, _ = row["gold"].rpartition("####")
+            reasoning = re.sub(r"<<[^<>]*>>", "", before.strip())  # <<3*4=12>>, for a calculator
+        return {"question": row["question"], "gold": gold, "reasoning": reasoning}
 
 
 _READERS: dict[str, Callable[[str], str | None]] = {"answer": str, "gsm8k": gsm8k_gold, "boxed": last_boxed}
 _FILE = Path(__file__).with_name("sources.yaml")
 SOURCES = {name: Source(**fields) for name, fields in read_yaml(_FILE).items()}  # SPLIT/NAME
 DATASETS = ("gsm8k", "math", "arithmetic")
+ROLES = ("prompt", "answer", "solution")  # of columns of your data
 UNREADABLE = "without a readable gold answer"
 Placed = tuple[Row, str]  # a row with its place
+Dropped = dict[str, list[str]]  # reason -> places of rows
 
 
 def data_directory(data_dir: str | None) -> str | None:
@@ -118,13 +114,15 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         table = Table.of(source.hub_id, hub_rows)
     else:
         table = read_file(Path(directory) / source.file)
-    columns = _columns_of(table, {column: column for column in source.columns}, source.columns)
-    kept, dropped = _usable(table, columns)
+    columns = {"question": source.question, "gold": source.gold}
+    if source.solution:
+        columns["reasoning"] = source.solution
+    kept, dropped = _pick(table, columns, required=columns, needed=columns)
     rows = []
     for row, place in kept:
         texts = {}
-        for column in source.columns:
-            texts[column] = to_text(row[column], f"{place}: column {column!r}")
+        for role, column in columns.items():
+            texts[role] = to_text(row[role], f"{place}: column {column!r}")
         read = source.read(texts)
         if read["gold"] is None:
             dropped[UNREADABLE].append(place)
@@ -153,10 +151,9 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     held_out = None
     if data.eval_dataset is not None:
         own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
-        held_out = load_train(own, 0, held_out=True, **how)
-    if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
-        return rows, None
-    if held_out is None and data.eval_rows is None:
+        held_out = load_train(own, held_out=True, **how)
+    is_unknown = not rows.column_names or (held_out is not None and not held_out.column_names)
+    if is_unknown or (held_out is None and data.eval_rows is None):  # a dry run of the Hub is the first
         return rows, None
     if held_out is None:
         rows, held_out = hold_out(rows, int(data.eval_rows or 0), seed)
@@ -237,7 +234,7 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
 
 
 def load_user_benchmark(
-    name: str, source: str, flags: DataArguments, with_grader: bool = False, limit: int | None = None
+    name: str, source: str, flags: SourceArguments, with_grader: bool = False, limit: int | None = None
 ) -> tuple[list[Problem], dict[str, int]]:
     """The problems of your benchmark, and why rows were dropped -> their number.
 
@@ -246,56 +243,45 @@ def load_user_benchmark(
 
     With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of its row.
     """
-    required = ("prompt",) if with_grader else ("prompt", "answer")
-    named = _named(flags, ("prompt", "answer"))
     table = read_table(source, flags, "test")
-    columns = _columns_of(table, named, required)
-    kept, dropped = _usable(table, {role: columns[role] for role in required}, graded=not with_grader)
-    prompt = columns["prompt"]
+    named = {"prompt": flags.prompt_column, "answer": flags.answer_column}
+    required = ("prompt",) if with_grader else ("prompt", "answer")
+    kept, dropped = _pick(table, named, required, required, graded=not with_grader)
     for row, place in kept:
-        row[prompt] = to_question(row[prompt], place)
+        row["prompt"] = to_question(row["prompt"], place)
     if not with_grader:
-        kept = _with_answers(table, kept, columns["answer"], flags.answer_list, dropped)
-    roles = {column: role for role, column in columns.items()}
+        kept = _with_answers(table, kept, flags, dropped)
     problems: list[Problem] = []
     for row, _ in kept[:limit]:
-        others = {}
-        gold: Any = row.get(columns.get("answer", ""))
-        if with_grader:
-            gold = gold if isinstance(gold, str) else repr(gold)
-            for column in table.columns:
-                others[roles.get(column, column)] = row.get(column)
-            del others["prompt"]
-        problems.append(Problem(f"{name}/{len(problems)}", row[prompt], gold, others))
+        question = row.pop("prompt")
+        gold = row.get("answer")
+        if not isinstance(gold, str):
+            gold = repr(gold)
+        problems.append(Problem(f"{name}/{len(problems)}", question, gold, row if with_grader else {}))
     _report_dropped(table, dropped)
     return problems, {reason: len(places) for reason, places in dropped.items()}
 
 
 def _with_answers(
-    table: Table,
-    rows: list[Placed],
-    column: str,
-    answer_list: str,
-    dropped: dict[str, list[str]],
-    graded: bool = True,
+    table: Table, rows: list[Placed], flags: SourceArguments, dropped: Dropped, graded: bool = True
 ) -> list[Placed]:
-    """The rows with the answer as text in its column. Gold answers that no completion can give are noted as dropped."""
+    """The rows with their answers as text. Gold answers that no completion can give are noted as dropped."""
     kept = []
     lists = 0
     commas = []
     for row, place in rows:
-        value = row[column]
+        value = row["answer"]
         elements = elements_of(value) if graded or isinstance(value, list) else None
         lists += len(elements or ()) > 1
-        answer = to_answer(value, elements, f"{place}: column {column!r}", answer_list, graded)
+        answer = to_answer(value, elements, f"{place}: column {flags.answer_column!r}", flags.answer_list, graded)
         if graded and not any(is_correct(each, answer) for each in alternatives(answer)):
             dropped[UNREADABLE].append(place)
             continue
         if graded and has_decimal_comma(answer):
             commas.append(f"{answer!r} ({place})")
-        kept.append((row | {column: answer}, place))
+        kept.append((row | {"answer": answer}, place))
     if lists:
-        how = "all are needed" if answer_list == "all" else "any is right (--answer_list all: all are needed)"
+        how = "all are needed" if flags.answer_list == "all" else "any is right (--answer_list all: all are needed)"
         logger.warning("%s: answers are lists: %s", table.name, how)
     if commas:
         text = "%s: %d answers such as %s count as lists of numbers: write a decimal comma as a point"
@@ -370,9 +356,6 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     return _to_dataset(columns)
 
 
-ROLES = ("prompt", "answer", "solution")
-
-
 def _load_own(
     data: DataArguments,
     prompt_format: PromptFormat,
@@ -381,89 +364,69 @@ def _load_own(
     graded: bool,
     required: Sequence[str],
 ) -> "Dataset":
-    named = _named(data, ROLES)
     table = read_table(data.dataset, data, default_split)
-    roles = _columns_of(table, named, required)
-    needed = {role: name for role, name in roles.items() if role != "solution"}
-    kept, dropped = _usable(table, needed, graded)
-    if "answer" in roles:
-        kept = _with_answers(table, kept, roles["answer"], data.answer_list, dropped, graded)
+    named = {role: getattr(data, f"{role}_column") for role in ROLES}
+    kept, dropped = _pick(table, named, required, ("prompt", "answer"), graded)
+    names = kept[0][0].keys() if kept else set()
+    if "answer" in names:
+        kept = _with_answers(table, kept, data, dropped, graded)
     _report_dropped(table, dropped)
-    kept = kept[: data.limit]
-    takes_answers = for_sft and "solution" not in roles
-    columns = _prompts(kept, roles["prompt"], prompt_format, takes_answers)
-    if "answer" in roles:
-        columns["answer"] = [row[roles["answer"]] for row, _ in kept]
-    if "solution" in roles:
-        columns["solution"] = [_solution(row.get(roles["solution"]), place) for row, place in kept]
-    taken = {*columns, *roles.values()}
-    for name in table.columns:
-        if name not in taken:
-            columns[name] = [row.get(name) for row, _ in kept]
-    return _to_dataset(columns)
+    takes_answers = for_sft and "solution" not in names
+    rows = []
+    for row, place in kept[: data.limit]:
+        question = to_question(row["prompt"], place, takes_answers)
+        solution = row.get("solution")
+        if is_answered(question):
+            *question, answer = question
+            solution = answer["content"]
+        row["prompt"] = prompt_format.to_messages(question)
+        if "solution" in row or takes_answers:
+            row["solution"] = None if is_empty(solution) else to_text(solution, place)
+        rows.append(row)
+    return _to_dataset({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _solution(value: Any, where: str) -> str | None:
-    """A reference completion; only a solution can be empty."""
-    return None if is_empty(value) else to_text(value, where)
+def _pick(
+    table: Table,
+    named: Mapping[str, str],
+    required: Collection[str],
+    needed: Collection[str],
+    graded: bool = False,
+) -> tuple[list[Placed], Dropped]:
+    """The rows with columns under their roles, and reason -> places of those with an empty one.
 
-
-def _prompts(kept: list[Placed], column: str, prompt_format: PromptFormat, takes_answers: bool) -> dict[str, list[Any]]:
-    """The column prompt; with ``takes_answers`` also solution, the last turn where it is the assistant's."""
-    questions = [to_question(row[column], place, takes_answers) for row, place in kept]
-    if not takes_answers or not any(map(is_answered, questions)):
-        return {"prompt": [prompt_format.to_messages(question) for question in questions]}
-    prompts = []
-    solutions = []
-    for question in questions:
-        answered = is_answered(question)
-        solutions.append(question[-1]["content"] if answered else None)
-        prompts.append(prompt_format.to_messages(question[:-1] if answered else question))
-    return {"solution": solutions, "prompt": prompts}
-
-
-def _named(flags: DataArguments, roles: Sequence[str]) -> dict[str, str]:
-    return {role: getattr(flags, f"{role}_column") for role in roles}
-
-
-def _columns_of(table: Table, named: Mapping[str, str], required: Sequence[str] = ("prompt",)) -> dict[str, str]:
-    """Role -> column of your data; without roles that are optional, not named and have no column.
-
-    A dotted name is a field of the objects in a column.
+    ``named`` are role -> column, or a field of the objects in a column, as COLUMN.FIELD. A role that is not in
+    ``required``, and has its own name, needs no column; those in ``needed`` are not empty. Other columns keep their
+    names.
     """
-    columns = {}
+    roles = {}
     for role, name in named.items():
-        if name in table.columns or table.has_field(name):
-            columns[role] = name
+        if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
+            roles[role] = name
         elif role in required or name != role:
             flags = " and ".join(f"--{role}_column" for role in required if role in ROLES)
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
                 f"{', '.join(map(repr, table.columns))}{'; set ' * bool(flags)}{flags}."
             )
-    return columns
-
-
-def _usable(
-    table: Table, columns: Mapping[str, str], graded: bool = False
-) -> tuple[list[Placed], dict[str, list[str]]]:
-    """The rows with a value in each column, with their places; and reason -> places of the others."""
+    others = [name for name in table.columns if name not in (*roles, *roles.values())]
     kept = []
     dropped = defaultdict(list)
     for row, place in table.rows:
-        empty = None
-        for role, name in columns.items():
-            is_gold = graded and role == "answer"
-            if empty is None and (is_missing if is_gold else is_empty)(row.get(name)):
-                empty = role
-        if empty is None:
-            kept.append((row, place))
-        else:
-            dropped[f"with an empty {empty}"].append(place)
+        picked = {role: value_of(row, name) for role, name in roles.items()}
+        empty = [role for role, value in picked.items() if role in needed and is_empty(value)]
+        if graded and is_missing(picked.get("answer", "0")):
+            empty.append("answer")
+        if empty:
+            dropped[f"with an empty {empty[0]}"].append(place)
+            continue
+        for name in others:
+            picked[name] = row.get(name)
+        kept.append((picked, place))
     return kept, dropped
 
 
-def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
+def _report_dropped(table: Table, dropped: Dropped) -> None:
     """Log how many rows are dropped, by reason; a UsageError if no row is left."""
     count = sum(map(len, dropped.values()))
     total = len(table.rows)

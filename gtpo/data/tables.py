@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import DataArguments
+from gtpo.arguments import SourceArguments
 from gtpo.errors import UsageError, first_line, nearest
 
 Row = dict[str, Any]
@@ -55,15 +55,15 @@ class Table:
             )
         return cls(name, columns, rows)
 
-    def has_field(self, name: str) -> bool:
-        """Whether objects of a column have the field of a dotted name, which becomes a column of the rows."""
-        column, *fields = name.split(".")
-        for row, _ in self.rows:
-            value = row.get(column)
-            for field in fields:
-                value = value.get(field) if isinstance(value, dict) else None
-            row[name] = value
-        return any(row[name] is not None for row, _ in self.rows)
+
+def value_of(row: Row, name: str) -> Any:
+    """The value of a column, or of a field of the objects in a column, as COLUMN.FIELD; None without one."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for field in name.split("."):
+        value = value.get(field) if isinstance(value, dict) else None
+    return value
 
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
@@ -93,7 +93,7 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
     return path.name if short != path.name else f"{path.parent.name}-{path.name}"
 
 
-def read_table(source: str, flags: DataArguments, default_split: str) -> Table:
+def read_table(source: str, flags: SourceArguments, default_split: str) -> Table:
     """The rows of a file, or of one split of a dataset of the Hub; with ``--limit`` of a larger one the first."""
     if is_on_hub(source):
         return read_hub(source, flags.dataset_config, flags.split or default_split, flags.limit)
@@ -118,9 +118,9 @@ def read_file(path: Path, limit: int | None = None) -> Table:
             return Table.of(str(path), placed)
     except MemoryError as error:
         raise UsageError(f"{path} takes more than {MAX_BYTES >> 30} GiB of memory: split it.") from error
+    except UsageError:
+        raise
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
 
 

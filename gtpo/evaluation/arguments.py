@@ -10,8 +10,8 @@ from gtpo.arguments import (
     NOT_NEGATIVE,
     SHARE,
     Check,
-    DataArguments,
     PromptArguments,
+    SourceArguments,
     check_fields,
     fields_of,
     option,
@@ -20,11 +20,11 @@ from gtpo.errors import UsageError
 
 MATH_VERIFY = "math_verify"  # --grader
 # --regrade reads them from the completion files:
-DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "answer_list")
+DATA_FLAGS = tuple(name for name in fields_of([SourceArguments]) if name != "limit")
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(SourceArguments):
     """What is evaluated, how completions are sampled, and where they are kept."""
 
     _argument_group_name = "evaluation"
@@ -35,13 +35,6 @@ class EvaluationArguments:
     runs: list[str] = option([], "Runs or adapters; `base` is their base model. Default: the newest finished run.")
     model: str | None = option(None, "Base model, without --runs: tiny, smol, llama, qwen, a Hub id or a path.")
     checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
-    limit: int | None = option(None, "Only the first N problems of each benchmark.")
-    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub.")
-    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
-    split: str | None = option(None, "Split of a Hub dataset; else test.")
-    prompt_column: str = option("prompt", "Column of your benchmark with the question, or with a conversation.")
-    answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
-    answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
     grader: str | None = option(
         None, "math_verify alone compares the answers; or a reward function, file.py:function: above 0 is correct."
     )
@@ -70,11 +63,6 @@ class EvaluationArguments:
     def user_grader(self) -> str | None:
         """The function of ``--grader``."""
         return None if self.grader == MATH_VERIFY else self.grader
-
-    @property
-    def data(self) -> DataArguments:
-        """How your benchmarks are read."""
-        return DataArguments(**{name: getattr(self, name) for name in DATA_FLAGS})
 
     @property
     def prompt(self) -> dict[str, Any]:

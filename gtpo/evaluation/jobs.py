@@ -83,7 +83,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     if name in BENCHMARK_TITLES:
         graded_by = None if flags.user_grader else flags.grader
         return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
-    rows, dropped = load_user_benchmark(name, source, flags.data, flags.user_grader is not None, flags.limit)
+    rows, dropped = load_user_benchmark(name, source, flags, flags.user_grader is not None, flags.limit)
     grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns]) if flags.user_grader else None
     return Problems(rows[:limit], dropped, grader, flags.grader)
 

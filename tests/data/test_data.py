@@ -160,7 +160,7 @@ def without_calculator_marks(text: str) -> str:
 
 def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
     source = jsonl(data_dir / "gsm8k_train.jsonl")
-    rows = load_train(DataArguments("gsm8k", str(data_dir)))
+    rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir)))
     assert len(rows) == len(source) == 7473
     assert_rows_are_training_rows(rows)
     golds = [row["answer"].split("#### ")[-1].strip() for row in source]
@@ -194,7 +194,7 @@ def matched_boxes(solution: str) -> list[str]:
 def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = jsonl(data_dir / "math_train.jsonl")
     with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments("math", str(data_dir)))
+        rows = load_train(DataArguments("math", data_dir=str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
     assert "2 of 7500" in caplog.text  # dropped, with a warning
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
@@ -238,7 +238,7 @@ def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, d
 
 def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
     for name in ("gsm8k", "math"):
-        train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, str(data_dir)))["prompt"]}
+        train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, data_dir=str(data_dir)))["prompt"]}
         test = [problem.question for problem in load_benchmark(name, str(data_dir))]
         assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
 
@@ -310,7 +310,7 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
 ) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
     with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments("gsm8k", str(tmp_path)))
+        rows = load_train(DataArguments("gsm8k", data_dir=str(tmp_path)))
     assert rows["answer"][:] == ["3", "3"] and "1 of 3" in caplog.text
     assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
 
@@ -321,7 +321,7 @@ def test_the_directory_of_the_files_is_that_of_the_environment(tmp_path: Path, m
     (tmp_path / "given" / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n" * 2)
     monkeypatch.setenv("GTPO_DATA_DIR", str(tmp_path))
     assert len(load_train(DataArguments("gsm8k"))) == len(load_train(DataArguments("gsm8k"), dry_run=True)) == 1
-    assert len(load_train(DataArguments("gsm8k", str(tmp_path / "given")))) == 2  # --data_dir wins
+    assert len(load_train(DataArguments("gsm8k", data_dir=str(tmp_path / "given")))) == 2  # --data_dir wins
 
 
 def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
 ) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
     planned = load_train(DataArguments(name), dry_run=True)
-    rows = load_train(DataArguments(name, str(data_dir)), dry_run=True)
+    rows = load_train(DataArguments(name, data_dir=str(data_dir)), dry_run=True)
     assert (len(planned), set(planned.column_names)) == (len(rows), set(rows.column_names))
 
 

@@ -56,7 +56,7 @@ def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) 
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     assert len(load_train(DataArguments("math", limit=7), dry_run=True)) == 7
     assert len(load_train(DataArguments("gsm8k", split="test"), dry_run=True)) == 1319
-    rows = load_train(DataArguments("gsm8k", str(data_dir), split="test", limit=3))
+    rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir), split="test", limit=3))
     first = json.loads((data_dir / "gsm8k_test.jsonl").read_text().partition("\n")[0])
     assert len(rows) == 3 and rows["prompt"][0] == to_messages(first["question"])
     held_out = load_train(DataArguments("arithmetic", split="test"))
