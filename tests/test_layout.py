@@ -135,7 +135,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(7_050, 10.60),
-    "data": Limit(10_450, 10.35),
+    "data": Limit(10_035, 10.20),
     "evaluation": Limit(15_600, 11.45),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
