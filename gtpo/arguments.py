@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +76,8 @@ SHARE: Check = (lambda x: 0 < x <= 1, "a number above 0, at most 1")
 def check_fields(values: Any, checks: Mapping[str, Check]) -> None:
     """Raise a UsageError for the first field that is given and not valid."""
     for name, (is_valid, expected) in checks.items():
-        if (value := getattr(values, name, None)) is not None and not is_valid(value):
+        value = getattr(values, name, None)
+        if value is not None and not is_valid(value):
             raise UsageError(f"--{name} is {value!r}: expected {expected}.")
 
 
@@ -130,12 +132,13 @@ class FormatArguments:
     def __post_init__(self) -> None:
         self.tags = " ".join(self.tags.split())
         tags = self.tags.split()
-        overlap = any(a in b for i, a in enumerate(tags) for j, b in enumerate(tags) if i != j)
+        overlap = any(a in b for a, b in permutations(tags, 2))
         if len(tags) != len(TAGS) or overlap:
             raise UsageError(f"--tags is {self.tags!r}: expected four different tags, none a part of another.")
-        text = None if self.system_prompt is None else _text_or_file("system_prompt", self.system_prompt)
-        is_default = text is None or _DEFAULT_PROMPT.fullmatch(text)
-        self.system_prompt = default_system_prompt(self.format_tags) if is_default else text
+        if self.system_prompt is not None:
+            self.system_prompt = _text_or_file("system_prompt", self.system_prompt)
+        if self.system_prompt is None or _DEFAULT_PROMPT.fullmatch(self.system_prompt):
+            self.system_prompt = default_system_prompt(self.format_tags)
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
@@ -181,8 +184,12 @@ class StoredText(str):
 
 def stored_prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of :class:`PromptArguments` among stored ones."""
-    values = {name: settings[name] for name in fields_of([PromptArguments]) if settings.get(name) is not None}
-    return {name: value if isinstance(value, dict) else StoredText(value) for name, value in values.items()}
+    found: dict[str, Any] = {}
+    for name in fields_of([PromptArguments]):
+        value = settings.get(name)
+        if value is not None:
+            found[name] = value if isinstance(value, dict) else StoredText(value)
+    return found
 
 
 def _text_or_file(name: str, value: str) -> str:
@@ -333,13 +340,16 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
+        values = dict(self.given)
         groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo, self.settings)
-        values = {name: getattr(group, name) for group in groups if group for name in fields_of([type(group)])}
-        return {name: value for name, value in (self.given | values).items() if name not in _NOT_STORED}
+        for group in filter(None, groups):
+            values |= vars(group)
+        return {name: value for name, value in values.items() if name not in _NOT_STORED}
 
     def changed_settings(self) -> dict[str, Any]:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
-        return {n: v for n, v in self.to_dict().items() if n in self.changed | {"model", "dataset", "output_dir"}}
+        told = self.changed | {"model", "dataset", "output_dir"}
+        return {name: value for name, value in self.to_dict().items() if name in told}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}

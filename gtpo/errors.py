@@ -22,7 +22,8 @@ class RunError(_OneLine):
 
 def printable(text: str) -> str:
     """``text`` with control characters escaped, Hub tokens and passwords of URLs hidden: a message quotes its input."""
-    text = re.sub(r"\bhf_[A-Za-z0-9]{20,}", "hf_...", re.sub(r"(https?:/+)\S*@", r"\1", text))
+    text = re.sub(r"(https?:/+)\S*@", r"\1", text)
+    text = re.sub(r"\bhf_[A-Za-z0-9]{20,}", "hf_...", text)
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -49,10 +50,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message without its full stop, or the type of an error without a message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].rstrip(".")
 
 
 def last_line(error: BaseException) -> str:
     """The type of an error and the last line of its message, without control characters and full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return printable(": ".join([type(error).__name__, *lines[-1:]])).rstrip(".")
+    lines = str(error).strip().splitlines()
+    text = ": ".join([type(error).__name__, *lines[-1:]])
+    return printable(text).rstrip(".")

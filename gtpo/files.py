@@ -53,7 +53,8 @@ def remove(path: Path) -> None:
 
 def apply_umask(directory: Path) -> None:
     """Give the files below a directory the permissions of new files; safetensors writes them for their owner only."""
-    os.umask(umask := os.umask(0o077))  # it can only be read by setting it
+    umask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(umask)
     for path in directory.rglob("*"):
         if path.is_file():
             path.chmod(0o666 & ~umask)
@@ -94,7 +95,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """A SafeLoader that refuses a duplicate key, of which YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        keys = [key.value for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise UsageError(f"{self.name}: duplicate key {key!r}: remove one of them.")

@@ -30,8 +30,10 @@ class PromptFormat:
         """The conversation that asks one question, or one as it is; the chat template turns it into tokens."""
         if not isinstance(question, str):
             return question
-        system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        return [*system, {"role": "user", "content": question}]
+        messages = [{"role": "user", "content": question}]
+        if self.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return messages
 
     def to_completion(self, reasoning: str, answer: str) -> str:
         """A completion in this format: the reference for SFT, full score for formatting."""
@@ -44,15 +46,23 @@ class PromptFormat:
         The paper says "includes all tags"; the order is that of the prompt, the rule for the end that of the authors'
         code. Text before and between the tags is allowed.
         """
+        for tag in self.tags:
+            if text.count(tag) != 1:
+                return False
         positions = [text.find(tag) for tag in self.tags]
-        once = all(text.count(tag) == 1 for tag in self.tags)
-        return once and positions == sorted(positions) and text.rstrip().endswith(self.tags[-1])
+        return positions == sorted(positions) and text.rstrip().endswith(self.tags[-1])
 
     def has_empty_block(self, text: str) -> bool:
         """Whether a text in this format has no reasoning or no answer between its tags, white space aside."""
-        blocks = [text.partition(start)[2].partition(end)[0] for start, end in zip(*[iter(self.tags)] * 2, strict=True)]
-        return self.follows_format(text) and not all(block.strip() for block in blocks)
+        for start, end in (self.tags[:2], self.tags[2:]):
+            _, _, rest = text.partition(start)
+            block, _, _ = rest.partition(end)
+            if not block.strip():
+                return self.follows_format(text)
+        return False
 
 
 PAPER = PromptFormat()
-to_messages, to_completion, follows_format = PAPER.to_messages, PAPER.to_completion, PAPER.follows_format
+to_messages = PAPER.to_messages
+to_completion = PAPER.to_completion
+follows_format = PAPER.follows_format

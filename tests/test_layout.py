@@ -135,7 +135,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(7_050, 10.60),
-    "data": Limit(10_035, 10.20),
+    "data": Limit(10_060, 10.20),
     "evaluation": Limit(15_600, 11.45),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_700, 10.35),
@@ -143,7 +143,7 @@ LIMITS = {
     "reports": Limit(6_500, 11.63),
     "runs": Limit(5_220, 10.00),
     "training": Limit(19_820, 10.55),
-    "": Limit(3_910, 9.05),  # the ground
+    "": Limit(3_900, 8.60),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
 PAPER_LIMIT = Limit(11_000, 12.65)
