@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -370,6 +371,16 @@ def test_heavy_packages_have_owners(package: str) -> None:
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     assert not reached(module) & HEAVY
+
+
+def test_the_package_imports_what_it_requires() -> None:
+    """At module level: `pip install .` into an empty environment gives nothing else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split("[>=<]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    required |= {"filelock", "markupsafe", "numpy", "safetensors", "tqdm", "yaml"}  # of torch, transformers and jinja2
+    for module in sorted(PACKAGE):
+        names = {name.partition(".")[0] for name in imports(module, anywhere=False)}
+        assert names <= required | {*sys.stdlib_module_names, "gtpo", "gtpo_loss"}, module
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))

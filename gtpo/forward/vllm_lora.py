@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import requests
 import torch.distributed
 from accelerate.utils.memory import clear_device_cache
 from peft import get_peft_model_state_dict
@@ -184,6 +183,8 @@ class AdapterServer(AdapterGeneration):
 
     def _post(self, what: str, **body: str) -> str | None:
         """Why the server refused; a server that does not answer is waited for, as TRL does."""
+        import requests  # a dependency of vLLM, and of no package that gtpo requires
+
         deadline = time.monotonic() + self.server_timeout
         while True:
             try:

@@ -15,12 +15,11 @@ TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
 
 def hub_is_reachable() -> bool:
     """One request; huggingface_hub would retry for a minute, with two lines on the screen for each attempt."""
-    import httpx
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except (httpx.HTTPError, OSError):  # OSError: HF_HUB_OFFLINE is set
+    except Exception:  # of httpx, or of httpx2 from huggingface_hub 2 on; OSError: HF_HUB_OFFLINE is set
         return False
     return True
 
