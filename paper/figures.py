@@ -201,8 +201,7 @@ def draw_found(
     for each in [scale] if scale else SCALES:
         written, missing = draw_all(matrix, names, each, results, Path(output) / each)
         if not (written or scale):
-            what = f"No runs at {each} scale: `python reproduce.py all --scale {each}` makes them."
-            missing = [what] if each in ("tiny", "paper") else []  # the others are the study's
+            missing = [f"No runs at {each} scale: `python reproduce.py all --scale {each}` makes them."]
         lines += [*map(str, written), *missing]
         drawn |= bool(written)
     if not drawn:
@@ -245,7 +244,7 @@ def draw_all(
 
 
 def command_of_figure(name: str, scale: str) -> str:
-    return f"python -m study {name}" if name == scale else f"python reproduce.py {name} --scale {scale}"
+    return f"python reproduce.py {name} --scale {scale}"
 
 
 def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str]:

@@ -18,9 +18,9 @@ from gtpo.models.memory import hours_of_steps
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, to_argv
 from paper.results import GREEDY
 
-SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"
-UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the costs
+UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # scale -> that of the costs
+SCALES = tuple(UNITS)
 Matrix = dict[str, Any]
 
 
@@ -191,7 +191,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         base = spec["base"][method]
         settings = base | spec["runs"][name]
         flags = to_argv(settings)
-        model = settings["model"] if scale == "smol" else "tiny"
+        model = "tiny"
         cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
         settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
@@ -204,9 +204,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
             cost, collapsed = (hours_of_steps(spec, model, group, longest, steps) for longest in tokens)
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
-    first = spec.get("first", name)
-    after = () if first == name else (experiment(matrix, scale, first, 1),)
-    return Experiment(name, seed, model, argv, run, log, cost, after, collapsed)
+    return Experiment(name, seed, model, argv, run, log, cost, collapsed=collapsed)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
@@ -217,7 +215,7 @@ def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
 def experiments_of(
     matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, only: Sequence[str] = ("",)
 ) -> list[Experiment]:
-    """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
+    """The runs of some figures without duplicates; the first seed of all before the second.
 
     ``seeds``: by default those of the figure, of ``all`` or of the scale; ``only``: parts, one of which a name has.
     """
@@ -231,13 +229,7 @@ def experiments_of(
     if not order and (known := runs_of(matrix, figures, scale)):
         raise UsageError(f"--only {' '.join(only)} matches none of {', '.join(known)}{nearest(only[0], known)}.")
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
-    return with_earlier([experiment(matrix, scale, name, seed) for name, seed in runs])
-
-
-def with_earlier(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """The runs, without duplicates, and before them the runs that they start from."""
-    runs = list(experiments)
-    return list(dict.fromkeys([*(earlier for run in runs for earlier in run.experiments), *runs]))
+    return [experiment(matrix, scale, name, seed) for name, seed in runs]
 
 
 def evaluations_of(
@@ -277,7 +269,7 @@ def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experime
     evaluations = []
     for (model, benchmark, checkpoint), runs in together.items():
         sampling, name = spec["evaluation"][benchmark], Path(model).name
-        directory = root / ("greedy" if benchmark.endswith(GREEDY) else "evaluation")
+        directory = root / "evaluation"
         flags = to_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": str(directory)})
         samples = sampling["k"] * (sampling.get("limit") or SOURCES[f"test/{benchmark}"].rows)
         samples *= len(runs) + (checkpoint == "last")  # and the base

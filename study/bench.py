@@ -2,18 +2,20 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import GTPOArguments, fields_of
+from gtpo.arguments import GTPOArguments, fields_of, name_of
+from gtpo.cli.flags import annotations_of
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
+from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
-from paper.matrix import Evaluation, Experiment, load_matrix
-from paper.matrix import experiment as of_matrix
+from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
+from study import SETTINGS
 from study.comparison import best_of, rate_rows
 
 EXPERIMENTS = Path(__file__).parent / "experiments.yaml"
@@ -27,25 +29,52 @@ def read_experiments() -> dict[str, Any]:
     return read_yaml(EXPERIMENTS)
 
 
+def known_comparisons() -> dict[str, Any]:
+    """Name -> the keys of the comparisons of study/experiments.yaml; two families were an admission without arms."""
+    experiments = read_experiments()
+    every = experiments["comparisons"] | experiments["stored"]
+    return {name: spec for name, spec in every.items() if spec["arms"]}
+
+
 @dataclass(frozen=True)
 class Arm:
-    """An objective with its settings. ``name`` begins the names of its runs."""
+    """An objective with its settings.
+
+    Attributes:
+        method: Of the script that trains it.
+        runs: The names of its runs, with {rate}.
+    """
 
     name: str
     label: str
     color: str
-    method: str  # of the script that trains it
+    method: str
     settings: Mapping[str, Any]
+    runs: str
 
-    @property
-    def own_settings(self) -> set[str]:
-        """The settings that only some arms have: those of GTPO."""
-        return {*fields_of([GTPOArguments])} if self.method == "gtpo" else set()
+    def run_name(self, rate: str | None) -> str:
+        return self.runs.format(rate=rate)
+
+    def has(self, key: str) -> bool:
+        """Whether it has a setting that not every arm has: one of GTPO, or of a user's ``Settings``."""
+        if key in fields_of([GTPOArguments]):
+            return self.method == "gtpo"
+        objective = self.settings.get("objective")
+        if objective is None:
+            return False
+        own: Any = getattr(import_named(objective, {}, "objective"), "Settings", object)
+        return own is not object and key in fields_of([own])
 
 
 @dataclass(frozen=True)
 class Base:
-    """A model that every arm starts from; ``x`` is what differs between several, for a slope."""
+    """A model that every arm starts from.
+
+    Attributes:
+        first: Settings of train_sft.py, which makes the model; empty if it is there.
+        with_measures: Whether the metrics of :mod:`study.train` are logged.
+        x: What differs between several bases, for a slope.
+    """
 
     name: str
     settings: Mapping[str, Any]
@@ -54,8 +83,8 @@ class Base:
     max_new_tokens: int
     minutes_per_100_steps: float
     seconds_per_sample: float
-    first: str = ""  # a run of SmolLM2 that comes first
-    with_measures: bool = True  # those of study.train
+    first: Mapping[str, Any] = field(default_factory=dict)
+    with_measures: bool = True
     x: float | None = None
 
     @property
@@ -63,9 +92,19 @@ class Base:
         return Path(self.benchmark).stem
 
     @property
+    def model(self) -> str:
+        return str(self.settings["model"])
+
+    @property
     def earlier(self) -> tuple[Experiment, ...]:
         """The run that makes the model."""
-        return (of_matrix(load_matrix(), "smol", self.first, 1),) if self.first else ()
+        if not self.first:
+            return ()
+        run = RunDirectory(Path(self.first["output_dir"]))
+        argv = ("train_sft.py", *to_argv(self.first))
+        log = run.path.parent / "logs" / f"{run.path.name}.log"
+        minutes = self.minutes_per_100_steps * self.first["max_steps"] / 100
+        return (Experiment("sft-warm-start", self.first["seed"], self.model, argv, run, log, minutes),)
 
 
 class Comparison:
@@ -75,79 +114,89 @@ class Comparison:
         arms: The first one is subtracted from the others.
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
             seeds ``rate_seeds``.
-        settings: Of every arm that has them, over those of base and arm.
+        settings: Arm -> those that it has, over those of base and arm.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
+        labels: Name in a table -> measure.
         window: Steps of the trailing mean.
         directory: Of the runs, and of page and figure.
-        results: Of plan.md, and of the condensed runs of a planned comparison.
+        results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
     def __init__(self, name: str, spec: Mapping[str, Any], directory: Path | None = None) -> None:
         spec = {**read_experiments()["defaults"], **spec}
-        self.name, self.title = name, str(spec.get("title", ""))
-        self.arms = [arm_of(word, number) for number, word in enumerate(spec["arms"])]
+        self.name = name
+        self.title = str(spec.get("title", ""))
+        self.arms = arms_of(spec["arms"])
         self.bases = bases_of(spec)
         self.seeds = numbers_of(spec.get("seeds") or [f"1-{spec['n_seeds']}"])
         self.rates: list[str] = spec["rates"]
-        self.rate_seeds = numbers_of(spec.get("rate_seeds") or [f"{max(self.seeds) + 1}-{max(self.seeds) + 3}"])
+        after = max(self.seeds)
+        self.rate_seeds = numbers_of(spec.get("rate_seeds") or [f"{after + 1}-{after + 3}"])
+        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
+            raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
         self.betas: list[float] = spec["betas"]
         self.steps = int(spec["steps"])
         self.settings = dict(spec.get("set") or {})
         if "reward" in spec:
             self.settings["reward"] = spec["reward"]
+        self.settings_of = settings_by_arm(self.arms, self.settings)
         self.primary: list[dict[str, Any]] = spec["primary"]
-        self.measures: list[str] = [row["measure"] for row in self.primary]
-        self.measures += [measure for measure in spec["measures"] if measure not in self.measures]
-        self.window = min(50, max(1, self.steps // 6))
+        measures = spec["measures"]
+        self.labels: dict[str, str] = measures if isinstance(measures, dict) else {text: text for text in measures}
+        primary = [row["measure"] for row in self.primary]
+        self.measures = list(dict.fromkeys([*primary, *self.labels.values()]))
+        self.window: int = spec.get("window") or min(50, max(1, self.steps // 6))
         self.directory = directory or OUTPUTS / "study" / (name or "compare")
-        self.results = RESULTS / name if name else self.directory
-        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
-            raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
+        self.is_shared = "results" in spec
+        self.results = RESULTS / spec.get("results", name) if name else self.directory
 
     def place(self, base: Base) -> Path:
         """Of the runs from a base; a directory each, because a run is known by its name and seed."""
         return self.directory / base.name
 
+    def stored(self, base: Base) -> Path:
+        """Of the condensed runs from a base."""
+        return self.results if self.is_shared else self.results / base.name
+
     def run(self, base: Base, arm: Arm, rate: str, seed: int) -> Experiment:
         """A training run: train_grpo.py or train_gtpo.py with the metrics of :mod:`study.train`."""
-        name = f"{arm.name}-{rate}"
+        name = arm.run_name(rate)
         path = self.place(base) / f"{name}-s{seed}"
-        betas = dict(zip(("adam_beta1", "adam_beta2"), self.betas, strict=True))
         length = {"learning_rate": rate, "max_steps": self.steps, "save_steps": max(1, self.steps // 2)}
-        settings = {**base.settings, **arm.settings, **betas, **length, **self._settings_of(arm)}
+        betas = dict(zip(("adam_beta1", "adam_beta2"), self.betas, strict=True))
+        settings = {**base.settings, **arm.settings, **betas, **length, **self.settings_of[arm.name]}
         words = [word.replace("{method}", arm.method) for word in to_argv(settings)]
-        script = f"train_{arm.method}.py"
         module = ("-m", "study.train") if base.with_measures else ()
+        script = f"train_{arm.method}.py"
         argv = (*module, script, *words, "--seed", str(seed), "--output_dir", str(path))
         log = self.place(base) / "logs" / f"{path.name}.log"
         cost = base.minutes_per_100_steps * self.steps / 100
-        return Experiment(name, seed, str(base.settings["model"]), argv, RunDirectory(path), log, cost, base.earlier)
-
-    def _settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Those of ``settings`` that an arm has."""
-        of_some = {name for other in self.arms for name in other.own_settings}
-        return {name: value for name, value in self.settings.items() if name in arm.own_settings or name not in of_some}
+        return Experiment(name, seed, base.model, argv, RunDirectory(path), log, cost, base.earlier)
 
     def evaluations(self, base: Base, runs: Sequence[Experiment]) -> list[Evaluation]:
         """Some runs from a base on held-out problems: four samples of each, and greedily."""
         found = []
-        model, log = str(base.settings["model"]), self.place(base) / "logs" / "evaluate.log"
         for suffix, k, temperature in (("", 4, 1.0), (GREEDY, 1, 0.0)):
             directory = self.place(base) / f"evaluation{suffix}"
-            words = ["--benchmarks", base.benchmark, "--k", k, "--temperature", temperature, "--limit", base.problems]
-            words += ["--max_new_tokens", base.max_new_tokens, "--output_dir", directory]
-            cost = k * base.problems * (len(runs) + 1) * base.seconds_per_sample / 60
-            name, flags, log = base.benchmark_name + suffix, tuple(map(str, words)), log.with_stem(f"evaluate{suffix}")
-            found.append(Evaluation(model, name, "last", tuple(runs), flags, directory, log, cost))
+            sampling = {"benchmarks": base.benchmark, "k": k, "temperature": temperature, "limit": base.problems}
+            sampling |= {"max_new_tokens": base.max_new_tokens, "output_dir": str(directory)}
+            flags = tuple(to_argv(sampling))
+            log = self.place(base) / "logs" / f"evaluate{suffix}.log"
+            samples = k * base.problems * (len(runs) + 1)
+            cost = samples * base.seconds_per_sample / 60
+            name = base.benchmark_name + suffix
+            found.append(Evaluation(base.model, name, "last", tuple(runs), flags, directory, log, cost))
         return found
 
     def chosen_rates(self, base: Base, results: Results) -> dict[str, str]:
         """Arm -> its rate on a base; of several the best one, once all of its runs are there."""
+        if len(self.rates) == 1:
+            return {arm.name: self.rates[0] for arm in self.arms}
         found = {}
         for arm in self.arms:
-            names = {f"{arm.name}-{rate}": rate for rate in self.rates}
+            names = {arm.run_name(rate): rate for rate in self.rates}
             rows = rate_rows(results, [*names], self.rate_seeds, self.window)
-            best = best_of(rows, [*names], len(self.rate_seeds)) if len(names) > 1 else next(iter(names))
+            best = best_of(rows, [*names], len(self.rate_seeds))
             if best:
                 found[arm.name] = names[best]
         return found
@@ -156,14 +205,38 @@ class Comparison:
 # From names and flags
 
 
-def arm_of(word: str, number: int) -> Arm:
-    """An arm by its name in study/experiments.yaml, or of a user: ``my_objective.py:Mine``."""
-    of_user = {"method": "grpo", "objective": word}
-    spec = of_user if ":" in word else pick("arm", word, read_experiments()["arms"])
-    settings = {key: value for key, value in spec.items() if key not in ("method", "label", "color")}
-    name = word.replace("/", "-").replace(".py:", "-")
-    color = OTHER_COLORS[number % len(OTHER_COLORS)]
-    return Arm(name, spec.get("label", name), spec.get("color", color), spec["method"], settings)
+def arms_of(words: Sequence[str] | Mapping[str, str]) -> list[Arm]:
+    """Arms by their names in study/experiments.yaml, or of a user, ``my_objective.py:Mine``; with names of runs."""
+    patterns = words if isinstance(words, Mapping) else {}
+    found = []
+    for number, word in enumerate(words):
+        of_user = {"method": "grpo", "objective": word}
+        spec = of_user if ":" in word else pick("arm", word, read_experiments()["arms"])
+        settings = {key: value for key, value in spec.items() if key not in ("method", "label", "color")}
+        name = word.replace("/", "-").replace(".py:", "-")
+        color = spec.get("color", OTHER_COLORS[number % len(OTHER_COLORS)])
+        runs = patterns.get(word, name + "-{rate}")
+        found.append(Arm(name, spec.get("label", name), color, spec["method"], settings, runs))
+    return found
+
+
+@cache
+def settings_of_all() -> set[str]:
+    """The settings that every arm has."""
+    return {*annotations_of("grpo_config"), *fields_of(SETTINGS)}
+
+
+def settings_by_arm(arms: Sequence[Arm], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Arm -> those of some settings that it has; UsageError for one that no arm has."""
+    of_all = settings_of_all()
+    found: dict[str, dict[str, Any]] = {arm.name: {} for arm in arms}
+    for key, value in settings.items():
+        having = [arm.name for arm in arms if name_of(key) in of_all or arm.has(key)]
+        if not having:
+            raise UsageError(f"--set {key}: no arm has this setting{nearest(key, of_all)}.")
+        for name in having:
+            found[name][key] = value
+    return found
 
 
 def bases_of(spec: Mapping[str, Any]) -> list[Base]:

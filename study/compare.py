@@ -16,17 +16,16 @@ from gtpo.files import CONFIGS, write_atomically
 from gtpo.reports.curves import add_legend, grid, plot_mean
 from gtpo.runs.provenance import git_revision
 from paper.figures import LABELS, WIDTH
-from paper.matrix import Evaluation, Experiment, with_earlier
+from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
 from study.bench import Arm, Base, Comparison
 from study.comparison import Pair, Row, add_holm, compare, pair_of
-from study.measures import SeedRuns, fall
+from study.measures import LOST, has_fallen
 from study.rendering import render
-from study.storage import ORIGINS, origins_in
+from study.storage import origins_in, read_origins
 
 LEAST_SEEDS = 5  # of a verdict
-LOST = {"accuracy": 20.0, "formatting": 10.0}  # points from the highest trailing mean to the last quarter
 PANELS = ("accuracy", "formatting")
 PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
 
@@ -41,7 +40,7 @@ class Found(NamedTuple):
 
     def name(self, arm: Arm) -> str:
         """The name of an arm's runs."""
-        return f"{arm.name}-{self.rates.get(arm.name)}"
+        return arm.run_name(self.rates.get(arm.name))
 
     def pair(self, comparison: Comparison, arm: Arm) -> tuple[Pair, int]:
         """An arm and the first one; and how many seeds are left out, because they are of two origins."""
@@ -52,11 +51,15 @@ class Found(NamedTuple):
 
 def found_of(comparison: Comparison, base: Base) -> Found:
     """Everything that is there from a base."""
-    places = [place / base.name for place in (comparison.results, comparison.directory)]
-    results = read_results([place for place in dict.fromkeys(places) if place.is_dir()])
-    stored = places[0] / ORIGINS
-    origins = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    return Found(base, results, origins | origins_in(places[1]), comparison.chosen_rates(base, results))
+    stored, place = comparison.stored(base), comparison.place(base)
+    places = [directory for directory in dict.fromkeys((stored, place)) if directory.is_dir()]
+    results = read_results(places)
+    names = {arm.run_name(rate) for arm in comparison.arms for rate in comparison.rates}
+    origins = {}
+    for label, origin in (read_origins(stored) | origins_in(place)).items():
+        if label.rpartition("-s")[0] in names:
+            origins[label] = origin
+    return Found(base, results, origins, comparison.chosen_rates(base, results))
 
 
 # The runs
@@ -68,7 +71,8 @@ def run_comparison(comparison: Comparison, seeds: Sequence[int], slots: Sequence
     for _ in comparison.rates[:2]:  # of several rates the first round chooses
         runs, evaluations = works_of(comparison, seeds)
         check_commands(comparison, runs)
-        failures += run_all(with_earlier(runs), evaluations, slots)
+        earlier = [run for base in comparison.bases for run in base.earlier]
+        failures += run_all([*earlier, *runs], evaluations, slots)
     return failures
 
 
@@ -85,8 +89,9 @@ def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experim
                 continue
             for rate in comparison.rates:
                 runs += [comparison.run(base, arm, rate, seed) for seed in comparison.rate_seeds]
-        runs += compared
-        evaluations += comparison.evaluations(base, [*compared]) if compared else []
+        if compared:
+            runs += compared
+            evaluations += comparison.evaluations(base, [*compared])
     return sorted(runs, key=lambda run: run.seed), evaluations
 
 
@@ -108,12 +113,14 @@ def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for run in runs:
         files = [Path(word.rpartition(":")[0]) for word in run.argv if ".py:" in word]
-        words = [*run.argv, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
-        before = stored.get(run.run.path.as_posix(), words)
+        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        words = [*run.argv, *digests]
+        name = run.run.path.as_posix()
+        before = stored.get(name, words)
         if run.run.path.exists() and before != words:
             other = " ".join((Counter(before) - Counter(words)).elements())
             raise UsageError(f"{run.run.path} was made with other settings ({other}): name another --output_dir.")
-        stored[run.run.path.as_posix()] = words
+        stored[name] = words
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(stored, indent=1))
 
@@ -130,8 +137,9 @@ def refuse_dirty(allowed: bool) -> None:
 def slope_row(pairs: Mapping[float, Pair], measure: str) -> Row:
     """The slope of a difference over the ``x`` of the bases, per seed that has all of them; ``pairs``: by ``x``."""
     by_base = [pair.values(measure) for pair in pairs.values()]
+    complete = set.intersection(*map(set, by_base))
     slopes = []
-    for seed in sorted(set.intersection(*map(set, by_base))):
+    for seed in sorted(complete):
         differences = [values[seed][1] - values[seed][0] for values in by_base]
         slopes.append(float(np.polyfit([*pairs], differences, 1)[0]))
     return compare(slopes) | {"means": []}
@@ -145,12 +153,13 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
         for arm in comparison.arms[1:]:
             if arm.name not in primary.get("arms", [arm.name]):
                 continue
-            pairs = [found.pair(comparison, arm)[0] for found in every]
-            found_rows = [(found.base.name, pair.row(measure)) for found, pair in zip(every, pairs, strict=True)]
+            pairs = [(found.base, found.pair(comparison, arm)[0]) for found in every]
             if primary.get("slope"):
-                by_x = {found.base.x or 0.0: pair for found, pair in zip(every, pairs, strict=True)}
-                found_rows = [("slope over x", slope_row(by_x, measure))]
-            rows += [row | {"measure": measure, "arm": arm, "where": where} for where, row in found_rows]
+                by_x = {base.x or 0.0: pair for base, pair in pairs}
+                found_rows = {"slope over x": slope_row(by_x, measure)}
+            else:
+                found_rows = {base.name: pair.row(measure) for base, pair in pairs}
+            rows += [row | {"measure": measure, "arm": arm, "where": where} for where, row in found_rows.items()]
     if len(rows) > 1:
         add_holm(rows)
     for row in rows:
@@ -168,23 +177,20 @@ def verdict(row: Row) -> str:
     return word if row.get("holm", 0.0) < 0.05 else f"{word}, but not after Holm"
 
 
-def is_lost(runs: SeedRuns, name: str) -> bool:
-    """Whether a run has lost ``LOST`` at its end."""
-    return any(fall(runs.curve(name, metric), runs.window) >= points for metric, points in LOST.items())
-
-
 def table_of(comparison: Comparison, found: Found) -> dict[str, Any]:
     """Of a base: its scores before training, and each arm minus the first one in every measure."""
     untrained = {}
-    for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
-        scored = found.results.scored("base", found.base.benchmark_name + suffix)
-        if not scored.empty:
-            untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
+    if not comparison.is_shared:  # the results there are from several bases
+        for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
+            scored = found.results.scored("base", found.base.benchmark_name + suffix)
+            if not scored.empty:
+                untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
     rows = []
     for arm in comparison.arms[1:]:
         pair, mixed = found.pair(comparison, arm)
-        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": mixed, "lost": pair.lost(is_lost)}
-        rows.append(row | {"measures": {name: pair.row(name) for name in comparison.measures}})
+        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": mixed, "lost": pair.lost(has_fallen)}
+        row["measures"] = {name: pair.row(name) for name in comparison.measures}
+        rows.append(row)
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
 
 
@@ -198,7 +204,8 @@ def plan_text(comparison: Comparison) -> str:
 
 def plan_state(comparison: Comparison, revisions: Sequence[str]) -> str:
     """Whether plan.md is in the revisions that the runs were made from: absent, uncommitted, another, or committed."""
-    path, root = (comparison.results / PLAN).resolve(), CONFIGS.parent.resolve()
+    path = (comparison.results / PLAN).resolve()
+    root = CONFIGS.parent.resolve()
     if not path.is_file():
         return "absent"
     if not revisions or not path.is_relative_to(root):
@@ -218,6 +225,7 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
     every = [found_of(comparison, base) for base in comparison.bases]
     origins = [origin for found in every for origin in found.origins.values()]
     revisions = sorted({str(origin[0]) for origin in origins})
+    machines = {str(origin[1:]) for origin in origins}
     values = {
         "comparison": comparison,
         "lost": LOST,
@@ -225,7 +233,7 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
         "tables": [table_of(comparison, found) for found in every],
         "command": command,
         "revisions": revisions,
-        "machines": len({str(origin[1:]) for origin in origins}),
+        "machines": len(machines),
         "plan": plan_state(comparison, revisions),
         "plan_path": comparison.results / PLAN,
         "figure": FIGURE,
@@ -237,18 +245,23 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
     return [directory / PAGE, directory / FIGURE]
 
 
-def draw_comparison(comparison: Comparison, every: Sequence[Found]) -> Any:
-    """A column per base, a row per metric; colour is the arm; line and band: mean over seeds and its interval."""
-    figure, axes = grid(len(PANELS), len(every), width=WIDTH / max(2, len(every)), height=2.4)
-    for found, column in zip(every, axes.T, strict=True):
+def draw_comparison(comparison: Comparison, every: Sequence[Found], panels: Sequence[str] = PANELS) -> Any:
+    """A column per base, a row per metric, or a row of a single base.
+
+    Colour is the arm; line and band are the mean over seeds and its interval.
+    """
+    shape = (len(panels), len(every)) if len(every) > 1 else (1, len(panels))
+    figure, axes = grid(*shape, width=WIDTH / min(3, shape[1]), height=2.4)
+    for found, column in zip(every, axes.reshape(len(panels), -1).T, strict=True):
         column[0].set_title(found.base.name, loc="left", fontsize=10)
-        column[-1].set_xlabel("training step")
-        for metric, axis in zip(PANELS, column, strict=True):
+        for metric, axis in zip(panels, column, strict=True):
+            axis.set_xlabel("training step")
             axis.set_ylabel(LABELS[metric])
             for arm in comparison.arms:
                 curves = found.results.smoothed(found.name(arm), metric, comparison.window)
-                if not curves.empty:
-                    style = {"color": arm.color, "linewidth": 1.6}
-                    plot_mean(axis, arm.label, curves.index.tolist(), curves.T.to_numpy().tolist(), style)
+                if curves.empty:
+                    continue
+                style = {"color": arm.color, "linewidth": 1.6}
+                plot_mean(axis, arm.label, curves.index.tolist(), curves.T.to_numpy().tolist(), style)
     add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
     return figure

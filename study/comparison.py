@@ -42,7 +42,8 @@ class Pair(NamedTuple):
         """What :func:`compare` says of a measure, and the means of both arms."""
         values = [*self.values(measure).values()]
         means = [rounded(fmean(column)) for column in zip(*values, strict=True)]
-        return compare([b - a for a, b in values]) | {"means": means}
+        differences = [second - first for first, second in values]
+        return compare(differences) | {"means": means}
 
     def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
@@ -54,12 +55,17 @@ def pair_of(
     results: Results, names: Sequence[str], seeds: Sequence[int], origins: Mapping[str, Any], window: int
 ) -> tuple[Pair, int]:
     """The seeds that both arms have from one revision and machine; and how many are left out for being of two."""
-    both = [seed for seed in seeds if all((name, seed) in results.runs for name in names)]
     same = []
-    for seed in both:
+    mixed = 0
+    for seed in seeds:
+        if not all((name, seed) in results.runs for name in names):
+            continue
         first, second = (origins.get(f"{name}-s{seed}") for name in names)
-        same += [seed] if first == second else []
-    return Pair(results, names, same, window), len(both) - len(same)
+        if first == second:
+            same.append(seed)
+        else:
+            mixed += 1
+    return Pair(results, names, same, window), mixed
 
 
 def rate_rows(results: Results, names: Sequence[str], seeds: Sequence[int], window: int) -> dict[str, Row]:
@@ -67,9 +73,13 @@ def rate_rows(results: Results, names: Sequence[str], seeds: Sequence[int], wind
     rows = {}
     for name in names:
         found = [seed for seed in results.seeds(name) if seed in seeds]
-        if found:
-            means = {key: mean_of([late(results.curve(name, seed, key)) for seed in found]) for key in MEANS}
-            rows[name] = {**means, "seeds": len(found)}
+        if not found:
+            continue
+        row: Row = {}
+        for key in MEANS:
+            ends = [late(results.curve(name, seed, key)) for seed in found]
+            row[key] = mean_of(ends)
+        rows[name] = row | {"seeds": len(found)}
     return rows
 
 
@@ -94,14 +104,15 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     """
     if len(differences) < 2:
         return None
-    sums = np.zeros(1)
     if len(differences) <= ENUMERATED:
+        sums = np.zeros(1)
         for difference in differences:
             sums = np.concatenate([sums + difference, sums - difference])
     else:
         signs = np.random.default_rng(0).choice((-1, 1), (SAMPLED, len(differences)))
         sums = np.append(signs @ np.asarray(differences), sum(differences))
-    return float((np.abs(sums) >= abs(sum(differences)) - 1e-9).mean())
+    observed = abs(sum(differences))
+    return float((np.abs(sums) >= observed - 1e-9).mean())
 
 
 def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
@@ -109,8 +120,9 @@ def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
     pairs = list(zip(first, second, strict=True))
     only_first = pairs.count((True, False))
     only_second = pairs.count((False, True))
-    n, least = only_first + only_second, min(only_first, only_second)
-    return min(1.0, 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n)
+    n = only_first + only_second
+    tail = sum(comb(n, k) for k in range(min(only_first, only_second) + 1))
+    return min(1.0, 2 * tail / 2**n)
 
 
 def add_holm(rows: Sequence[Row]) -> None:
@@ -118,6 +130,8 @@ def add_holm(rows: Sequence[Row]) -> None:
     if any(row["p"] is None for row in rows):
         return
     highest = 0.0
-    for rank, row in enumerate(sorted(rows, key=lambda row: row["p"])):
-        highest = max(highest, min(1.0, (len(rows) - rank) * row["p"]))
+    by_p = sorted(rows, key=lambda row: row["p"])
+    for rank, row in enumerate(by_p):
+        corrected = min(1.0, (len(rows) - rank) * row["p"])
+        highest = max(highest, corrected)
         row["holm"] = highest

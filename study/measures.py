@@ -1,6 +1,6 @@
 """What a claim measures: means over parts of the training, steps, scores of the evaluation, of the runs of one seed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, isnan
@@ -9,6 +9,8 @@ from statistics import fmean
 from pandas import Series
 
 from paper.results import GREEDY, Results
+
+LOST = {"accuracy": 20.0, "formatting": 10.0}  # points from the highest trailing mean to the last quarter
 
 
 def trailing(values: Series, window: int) -> Series:
@@ -96,6 +98,11 @@ class SeedRuns:
         if isnan(value):
             raise KeyError(score)
         return value
+
+
+def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
+    """Whether a run ends so far below the highest trailing mean of a metric."""
+    return any(fall(runs.curve(name, metric), runs.window) >= points for metric, points in limits.items())
 
 
 @dataclass(frozen=True)

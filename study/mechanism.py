@@ -11,9 +11,10 @@ from typing import Any
 from gtpo.errors import UsageError
 from gtpo.reports.curves import LEAST_SEEDS
 from paper.figures import mean_of
-from paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
+from paper.matrix import RUNS, Experiment
 from paper.runner import run_all, slots_of
 from paper.states import state_of
+from study.bench import Comparison, read_experiments
 from study.measures import rounded
 
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
@@ -58,36 +59,43 @@ class Policy:
         return () if self.is_finished else self.argv
 
 
-def policies_of(matrix: Matrix, only: Sequence[str] = ("",)) -> list[Policy]:
-    """The policies of configs/experiments.yaml whose name has one of some parts."""
-    found = [
-        Policy(name, experiment(matrix, spec["scale"], spec["run"], spec["seed"]), spec["step"], spec["groups"])
-        for name, spec in matrix["mechanism"].items()
-        if any(part in name for part in only)
-    ]
+def policies_of(only: Sequence[str] = ("",)) -> list[Policy]:
+    """The policies of study/experiments.yaml whose name, ``tiny step 40``, has one of some parts."""
+    every = []
+    for model, spec in read_experiments()["mechanism"].items():
+        comparison = Comparison(model, spec["comparison"])
+        arm, base = comparison.arms[0], comparison.bases[0]
+        run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
+        for step in spec["steps"]:
+            name = f"{model} step {step}" if step else f"{model} base"
+            every.append(Policy(name, run, step, spec["groups"]))
+    found = [policy for policy in every if any(part in policy.name for part in only)]
     if not found:
-        known = ", ".join(matrix["mechanism"])
+        known = ", ".join(policy.name for policy in every)
         raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {known}.")
     return found
 
 
-def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
+def measure(name: str, rewards_in: Callable[..., Any]) -> None:
     """Measure the missing groups of one policy, with a progress bar."""
     from tqdm import tqdm
 
     from study.one_step import trainer_of, write_effects
 
-    (policy,) = [policy for policy in policies_of(matrix, [name]) if policy.name == name]
+    (policy,) = [policy for policy in policies_of([name]) if policy.name == name]
     run = policy.run.run
-    trainer = trainer_of(run.read_config(), run.checkpoint(policy.step) if policy.step else None, rewards_in)
+    checkpoint = run.checkpoint(policy.step) if policy.step else None
+    trainer = trainer_of(run.read_config(), checkpoint, rewards_in)
     for _ in tqdm(write_effects(trainer, policy.path, policy.groups), name, policy.groups, unit=" groups"):
         pass
 
 
-def run_policies(matrix: Matrix, only: Sequence[str], jobs: int | None) -> tuple[list[Policy], list[str]]:
-    """Measure policies, after their runs; they, and a message for each failure."""
-    policies = policies_of(matrix, only)
-    return policies, run_all(with_earlier(policy.run for policy in policies), policies, slots_of("tiny", None, jobs))
+def run_policies(policies: Sequence[Policy], jobs: int | None) -> list[str]:
+    """Measure policies, after their runs; a message for each failure."""
+    runs: dict[Experiment, None] = {}
+    for policy in policies:
+        runs |= dict.fromkeys((*policy.run.experiments, policy.run))
+    return run_all([*runs], policies, slots_of("tiny", None, jobs))
 
 
 def policy_list(policies: Sequence[Policy]) -> list[str]:
@@ -96,8 +104,9 @@ def policy_list(policies: Sequence[Policy]) -> list[str]:
     for policy in policies:
         state = "finished" if policy.is_finished else "missing"
         lines.append(f"{policy.name:16} {state:9} {policy.groups} groups of {policy.run.label}")
-    runs = dict.fromkeys(policy.run for policy in policies)
-    return [*lines, *(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes" for run in runs)]
+    for run in dict.fromkeys(policy.run for policy in policies):
+        lines.append(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes")
+    return lines
 
 
 # What was measured
@@ -114,14 +123,20 @@ def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
         ``groups``, ``informative`` (with a variance of the rewards), means of the rewards, and ``rows``: objective,
         target, and number, mean and half_width of the change, and of its difference from GRPO's.
     """
-    effects, rows = [line["effects"] for line in lines if line["effects"]], []
+    effects = [line["effects"] for line in lines if line["effects"]]
+    rows = []
     for objective, changes in effects[0].items():
         acted = [of_group for of_group in effects if objective in of_group]
-        for target in [name for name in changes if name != "norm"]:
-            mean, half_width = map(rounded, mean_of([of_group[objective][target] for of_group in acted]))
-            over_grpo = mean_of([of_group[objective][target] - of_group["GRPO"][target] for of_group in acted])
-            row = {"objective": objective, "target": target, "number": len(acted), "mean": mean}
-            rows.append(row | {"half_width": half_width, "minus_grpo": [*map(rounded, over_grpo)]})
+        for target in changes:
+            if target == "norm":
+                continue
+            of_objective = [of_group[objective][target] for of_group in acted]
+            of_grpo = [of_group["GRPO"][target] for of_group in acted]
+            over_grpo = [value - grpo for value, grpo in zip(of_objective, of_grpo, strict=True)]
+            row = {"objective": objective, "target": target, "number": len(acted)}
+            row["mean"], row["half_width"] = map(rounded, mean_of(of_objective))
+            row["minus_grpo"] = [*map(rounded, mean_of(over_grpo))]
+            rows.append(row)
     rewards = {name: fmean(line[name] for line in lines) for name in lines[0] if name.endswith("_reward")}
     return {"groups": len(lines), "informative": len(effects), "rewards": rewards, "rows": rows}
 
@@ -141,8 +156,9 @@ def store_mechanism() -> dict[str, Summary]:
 
 def summaries_in(directory: Path) -> dict[str, Summary]:
     """Policy -> :func:`summarize` of its stored groups, the bases first."""
-    found = sorted(directory.glob("*.jsonl"), key=lambda path: ("base" not in path.stem, len(path.stem), path.stem))
-    return {path.stem: summarize(_groups_in(path)) for path in found}
+    stems = [path.stem for path in directory.glob("*.jsonl")]
+    stems.sort(key=lambda stem: ("base" not in stem, len(stem), stem))
+    return {stem: summarize(_groups_in(directory / f"{stem}.jsonl")) for stem in stems}
 
 
 def _groups_in(path: Path) -> list[dict[str, Any]]:
@@ -153,12 +169,15 @@ def _groups_in(path: Path) -> list[dict[str, Any]]:
 
 def effect_of(summary: Summary, objective: str, target: str) -> dict[str, Any]:
     """A row of a summary; empty for a policy that writes no tags."""
-    rows = (row for row in summary["rows"] if (row["objective"], row["target"]) == (objective, target))
-    return next(rows, {"number": 0, "mean": None, "half_width": None, "minus_grpo": [None, None]})
+    for row in summary["rows"]:
+        if (row["objective"], row["target"]) == (objective, target):
+            return dict(row)
+    return {"number": 0, "mean": None, "half_width": None, "minus_grpo": [None, None]}
 
 
 def policy_title(name: str) -> str:
     """The name of a measured policy as a reader sees it, ``smol-step-20``: SmolLM2 at step 20."""
     model, _, state = name.partition("-")
     title = {"smol": "SmolLM2", "tiny": "the tiny model"}.get(model, model)
-    return f"{title} at {'its start' if state == 'base' else state.replace('-', ' ')}"
+    when = "its start" if state == "base" else state.replace("-", " ")
+    return f"{title} at {when}"

@@ -15,22 +15,28 @@ ORIGINS = "origins.json"
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
-def store(directory: Path, source: Path, finished: Sequence[Experiment], metrics: Iterable[str], origins: bool) -> None:
+def store(
+    directory: Path, source: Path, finished: Sequence[Experiment], metrics: Iterable[str], *, with_base: bool = True
+) -> None:
     """Add some finished runs below ``source``, and their scores, to the condensed results in ``directory``.
 
-    ``origins``: revision and machine of each run are stored too.
+    Revision and machine of each run are stored too. ``with_base``: also the scores of the base.
     """
     stored = read_results([directory])
-    new = only(read_results([source]), [(run.name, run.seed) for run in finished])
-    runs = {run: rows.reset_index() for results in (stored, new) for run, rows in results.runs.items()}
-    merged = Results.of(runs, [*stored.scores.get("entry", ()), *new.scores.get("entry", ())])
-    condense(merged, directory, metrics)
-    if origins:
-        labels = {run.label for run in finished}
-        path = directory / ORIGINS
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        known |= {label: origin for label, origin in origins_in(source).items() if label in labels}
-        write_atomically(path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    kept = [(run.name, run.seed) for run in finished]
+    new = only(read_results([source]), kept, with_base)
+    runs: dict[Any, Any] = {}
+    entries: list[dict[str, Any]] = []
+    for results in (stored, new):
+        runs |= {run: rows.reset_index() for run, rows in results.runs.items()}
+        entries += [*results.scores.get("entry", ())]
+    condense(Results.of(runs, entries), directory, metrics)
+    origins = read_origins(directory)
+    of_source = origins_in(source)
+    for run in finished:
+        if run.label in of_source:
+            origins[run.label] = of_source[run.label]
+    write_atomically(directory / ORIGINS, json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
 def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
@@ -43,9 +49,11 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     entries = []
     for entry in results.scores.get("entry", []):
         counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
-        entry = {**entry, "counts": counts} if counts else entry
-        entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
-    write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+        if counts:
+            entry = {**entry, "counts": counts}
+        of_entry = {key: entry[key] for key in ENTRY_KEYS if key in entry}
+        entries.append(json.dumps(of_entry))
+    write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(entries) + "\n]\n")
     # Last: it is by this file that results are found.
     write_atomically(directory / METRICS_FILE, partial(kept.to_parquet, compression="zstd", index=False))
 
@@ -59,11 +67,16 @@ def origins_in(directory: Path) -> dict[str, list[Any]]:
     return found
 
 
-def only(results: Results, runs: Sequence[tuple[str, int]]) -> Results:
+def read_origins(directory: Path) -> dict[str, list[Any]]:
+    """:func:`origins_in` of condensed runs; empty if they were stored without it."""
+    path = directory / ORIGINS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def only(results: Results, runs: Sequence[tuple[str, int]], with_base: bool = True) -> Results:
     """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
-    entries = [
-        row.entry
-        for (name, _, seed), row in results.scores.iterrows()
-        if name == "base" or (name.removesuffix("@best"), seed) in runs
-    ]
+    entries = []
+    for (name, _, seed), row in results.scores.iterrows():
+        if (name == "base" and with_base) or (name.removesuffix("@best"), seed) in runs:
+            entries.append(row["entry"])
     return Results.of({run: results.runs[run].reset_index() for run in runs}, entries)

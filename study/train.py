@@ -1,76 +1,53 @@
 """train_grpo.py or train_gtpo.py with ``kl`` to the untrained policy every 20 steps, and ln pi of the tags.
 
     python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
-    python -m study.train train_grpo.py --model tiny --dataset arithmetic --G 8 --sampler_bits 4
 
-Otherwise the run is that of the script: there is no KL term, and no random number is drawn. A sampler that is not the
-policy, as vLLM is not, has weights of fewer bits or another temperature; ``sampler_gap`` is how far it is.
+Otherwise the run is that of the script: there is no KL term, and no random number is drawn.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gtpo.arguments import DataArguments, FormatArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.arguments import GTPOArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
+from study import SETTINGS
 from study.tags import TAG_METRICS, tag_logps, tag_spans
 
-STEPS = 20  # from one measurement to the next
-SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)
+STEPS = 20  # from one measurement of kl to the next
 
 
-@contextmanager
-def as_sampler(trainer: Any, bits: int = 0, temperature: float = 0.0) -> Iterator[None]:
-    """Inside, the weights are rounded to a mantissa of ``bits``, and the temperature is another one."""
-    weights = [*trainer.model.parameters()] if bits else []
-    config, before = trainer.generation_config, trainer.temperature
-    exact = [weight.detach().clone() for weight in weights]
-    trainer.temperature = config.temperature = temperature or before
-    try:
-        with torch.no_grad():
-            for weight in weights:
-                mantissa, exponent = weight.frexp()
-                weight.copy_((mantissa * 2**bits).round().ldexp(exponent - bits))
-        yield
-    finally:
-        trainer.temperature = config.temperature = before
-        for weight, value in zip(weights, exact, strict=True):
-            weight.data.copy_(value)
+def kl_to_base(trainer: Any, batch: dict[str, Any]) -> float:
+    """The mean over the tokens of a batch of the KL divergence to the model without its adapter, estimated as in TRL.
+
+    Returns:
+        Nats.
+    """
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    rows = trainer.args.per_device_train_batch_size
+    with torch.no_grad():
+        logps = trainer.scores(trainer.model_wrapped, batch, rows)[0]  # 0 on padding
+        with policy.disable_adapter():
+            of_base = trainer.scores(trainer.model_wrapped, batch, rows)[0]
+    log_ratio = of_base - logps
+    kl = log_ratio.exp() - log_ratio - 1
+    return float(kl.sum() / batch["completion_mask"].sum())
 
 
-def measures(trainer: Any, batch: dict[str, Any], **sampler: Any) -> dict[str, float]:
-    """Means over the tokens of a batch, in nats: ``kl`` to the model without its adapter, estimated as in TRL, and
-    ``sampler_gap``, the absolute difference of ln pi of sampler and policy."""
-    policy, tokens = trainer.accelerator.unwrap_model(trainer.model), batch["completion_mask"].sum()
-    found = []
-    for context in (nullcontext(), policy.disable_adapter(), as_sampler(trainer, **sampler)):
-        with context, torch.no_grad():
-            found.append(trainer.scores(trainer.model_wrapped, batch, trainer.args.per_device_train_batch_size)[0])
-    logps, of_base, of_sampler = found  # 0 on padding
-    kl = ((of_base - logps).exp() - (of_base - logps) - 1).sum() / tokens
-    return {"kl": float(kl), "sampler_gap": float((of_sampler - logps).abs().sum() / tokens)}
-
-
-def with_measures(trainer: Any, tags: Sequence[str], **sampler: Any) -> Any:
-    """A trainer with this sampler, which logs :func:`measures`, and ln pi of each tag."""
+def with_measures(trainer: Any, tags: Sequence[str]) -> Any:
+    """A trainer that also logs :func:`kl_to_base`, and ln pi of each tag."""
 
     class Measured(trainer):
-        def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
-            with as_sampler(self, **sampler):
-                return super()._sample(prompt_ids)
-
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
             if self.state.global_step % STEPS == 0:
-                for name, value in measures(self, batch, **sampler).items():
-                    self._metrics["train"][name].append(value)
+                self._metrics["train"]["kl"].append(kl_to_base(self, batch))
             batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
             return batch
 
@@ -87,8 +64,6 @@ def with_measures(trainer: Any, tags: Sequence[str], **sampler: Any) -> Any:
 def main() -> None:
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("script", choices=("train_grpo.py", "train_gtpo.py"))
-    flags.add_argument("--sampler_bits", type=int, default=0)
-    flags.add_argument("--sampler_temperature", type=float, default=0.0)
     own, sys.argv[1:] = flags.parse_known_args()
     method = own.script[6:10]
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
@@ -115,9 +90,9 @@ def main() -> None:
     options: dict[str, Any] = {"settings": settings.settings}
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
-    kind = with_measures(kind, settings.prompt.format_tags, bits=own.sampler_bits, temperature=own.sampler_temperature)
     options |= {"processing_class": tokenizer, "train_dataset": rows}
-    run(kind(policy, rewards, settings.trainer, **options), settings, checkpoint)
+    measured = with_measures(kind, settings.prompt.format_tags)
+    run(measured(policy, rewards, settings.trainer, **options), settings, checkpoint)
 
 
 if __name__ == "__main__":

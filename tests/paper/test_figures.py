@@ -187,13 +187,13 @@ def test_a_group_of_curves_without_runs_is_left_out_and_one_with_fewer_seeds_say
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
 
     def titles(**runs: Any) -> list[str]:
-        axes = draw(MATRIX, "smol", "smol", results_of(runs)).axes
+        axes = draw(MATRIX, "fig5b", "tiny", results_of(runs)).axes
         return [axis.get_title(loc="left") for axis in axes if axis.get_title(loc="left")]
 
-    first = "rate that learns, learning rate 0.0003"
-    assert titles(grpo={1: rows}) == [first]
-    both = titles(**{"grpo": {1: rows, 2: rows}, "grpo-stress": {1: rows}})
-    assert both == [first, "stress, learning rate 0.001, n = 1"]
+    first = "rate that learns, learning rate 0.001"
+    assert titles(**{"gtpo-g8": {1: rows}}) == [first]
+    both = titles(**{"gtpo-g8": {1: rows, 2: rows}, "gtpo-late-g8": {1: rows}})
+    assert both == [first, "high rate, learning rate 0.0028, n = 1"]
 
 
 def test_seeds_of_different_length_are_compared_at_common_steps() -> None:
@@ -211,10 +211,7 @@ def test_missing_run_is_reported(name: str, scale: str, tmp_path: Path) -> None:
     results = read_results(make_all(tmp_path, rest, scale))
     messages = missing(MATRIX, name, scale, results)
     message = messages[0]
-    command = (
-        f"python -m study {name}" if scale not in ("tiny", "paper") else f"python reproduce.py {name} --scale {scale}"
-    )
-    assert message == f"{name}: no run of {absent}: `{command}`"
+    assert message == f"{name}: no run of {absent}: `python reproduce.py {name} --scale {scale}`"
     assert all(f" of {absent}: `" in message for message in messages)  # its evaluations
     text = caption(MATRIX, name, scale, results)
     assert re.search(rf"\| {re.escape(absent)} \| missing \|", text) and f"Missing: {message}" in text

@@ -12,6 +12,7 @@ from study.one_claim import find_claims, report
 MATRIX = load_matrix()
 
 
+@pytest.mark.slow
 def test_only_the_runs_of_the_claim_are_made(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert sandbox.study("claim", "fig4a_larger_gamma_keeps_entropy", "--seeds", "11", "12", "13") == 0
     names = ("gtpo-late-g8", "gtpo-late-gamma1e-6")
@@ -29,6 +30,7 @@ def test_only_the_runs_of_the_claim_are_made(sandbox: Any, capsys: pytest.Captur
         sandbox.study("claim", "fig3_gtpo")
 
 
+@pytest.mark.slow
 def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """sft on held-out problems for one claim, GTPO on both benchmarks, and the second claim alone reads no scores."""
     names = ("fig2_stable_ahead_of_sft", "table1_stable_maj_64", "fig5a_kl_costs_accuracy")
@@ -46,6 +48,14 @@ def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.Captur
     assert "  seed 5: +0.0 points" in printed
     assert sandbox.study("claim", *names, "--seeds", "5") == 0
     assert sandbox.calls() == []
+
+
+def test_the_list_of_a_claim_has_its_runs_alone(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.study("claim", "fig4a_larger_gamma_keeps_entropy", "--seeds", "11", "12", "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ("gtpo-late-g8", "gtpo-late-gamma1e-6")
+    assert [line.split()[0] for line in lines[:4]] == [f"{name}-s{seed}" for seed in (11, 12) for name in names]
+    assert lines[5].startswith("4 runs: 0 finished, 0 running, 0 interrupted, 4 missing")
 
 
 def test_differences_are_printed_without_what_a_claim_allows() -> None:

@@ -19,7 +19,7 @@ from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import accuracy_reward, format_reward
 from study import one_step
 from study.one_step import OneStep, coefficients, write_effects
-from study.train import measures
+from study.train import kl_to_base
 
 LENGTHS = (2, 4, 5)
 WIDTH = 5
@@ -100,6 +100,7 @@ def means(effects: OneStep) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of norm 0.05 along the gradient of GRPO and of the entropy term, which autograd is asked for."""
     effects = OneStep(trainer)
@@ -147,11 +148,12 @@ def test_kl_to_the_base_equals_that_of_full_logits(trainer: Any) -> None:
     policy = logps()
     with trainer.model.disable_adapter():
         log_ratio = (logps() - policy)[mask.bool()]
-    found = measures(trainer, batch)["kl"]
+    found = kl_to_base(trainer, batch)
     scale_adapter(trainer, 1 / 32)
     assert found == pytest.approx((log_ratio.exp() - log_ratio - 1).mean().item(), rel=1e-4) and found > 1e-3
 
 
+@pytest.mark.slow
 def test_the_targets_are_tags_and_answer(trainer: Any) -> None:
     decode = trainer._tokenizer.decode
     for part in OneStep(trainer).parts:
@@ -162,12 +164,14 @@ def test_the_targets_are_tags_and_answer(trainer: Any) -> None:
             assert decode(ids[of_answer]).strip().isdigit()
 
 
+@pytest.mark.slow
 def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
     effects = OneStep(trainer)
     found = group_with_variance(effects)
     assert effects.of_group(found["group"] + len(effects.prompts))["effects"] != found["effects"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     cut = tmp_path / "cut.jsonl"

@@ -25,12 +25,10 @@ from study.page import (
     TEMPLATE,
     fill,
     page_of,
-    read_origins,
-    stored_runs,
     summarize,
     write_page,
 )
-from study.storage import only
+from study.storage import only, read_origins
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
@@ -46,6 +44,7 @@ def test_condensed_results_have_every_metric_of_a_claim() -> None:
     assert {measure.name for measure in measures if measure.benchmark is None} <= {*METRICS}
 
 
+@pytest.mark.slow
 def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Condensed, checked and rendered from a few runs; a second time from the condensed results alone."""
     (sandbox / "docs").mkdir()
@@ -67,16 +66,11 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
     assert PAGE.read_text() == first
-    assert "not run" in first and "`python -m study collapse --only grpo-0.3e-3" in " ".join(first.split())
+    assert "not run" in first and "`python -m study compare published`" in first
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
     assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments
     assert "* **Unknown**: LLaMA" in readme and "Accuracy does not change" not in readme  # no run says so
-
-
-def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
-    names = {run.name for run in stored_runs(MATRIX, "smol")}
-    assert {"grpo", "gtpo", "gtpo-correction", "gtpo-skip"} <= names and "sft-warm-start" not in names
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:
@@ -107,9 +101,14 @@ def test_page_and_summary_have_the_same_numbers() -> None:
     assert all(f"results/tiny/{name}.png" in page for name in drawn)
 
 
-def test_page_without_any_run() -> None:
-    summary = summarize(MATRIX, found_in(NOTHING), {})
-    page = page_of(summary, TEMPLATE)
+def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command, in a directory with a README alone."""
+    (sandbox / "docs").mkdir()
+    README.write_text("before\n<!-- found -->\n<!-- end -->\nafter\n")
+    assert sandbox.study("page") == 0
+    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [DIRECTORY / "summary.json", PAGE, README]
+    summary = json.loads((DIRECTORY / "summary.json").read_text())
+    page = PAGE.read_text()
     assert "Of 77 claims 77: **not run**." in page and "fig3.png" not in page and summary["drawn"] == []
 
 
@@ -129,12 +128,14 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 # The stored results
 
 
+@pytest.mark.slow
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     stored = (ROOT / DIRECTORY / "summary.json").read_text()
     summary = json.loads(stored)
-    found = {scale: read_results([ROOT / path]) for scale, path in PLACES.items()}
+    found = {place: read_results([ROOT / path]) for place, path in PLACES.items()}
+    origins = {place: read_origins(ROOT / path) for place, path in PLACES.items()}
     mechanism = summaries_in(ROOT / mechanism_directory)
-    computed = json.dumps(summarize(MATRIX, found, mechanism, read_origins(ROOT)))
+    computed = json.dumps(summarize(MATRIX, found, mechanism, origins))
     parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]
     assert parts[0] == parts[1]  # Python 3.12 sums floats more exactly
     assert page_of(summary, TEMPLATE) == (ROOT / PAGE).read_text()

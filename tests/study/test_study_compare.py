@@ -59,6 +59,27 @@ def test_the_command_of_a_run() -> None:
     assert found["--output_dir"] == "outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
 
 
+def test_a_setting_reaches_the_arms_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of a user's Settings, of GTPO's, or of every arm under its short name; one of no arm is refused."""
+    monkeypatch.chdir(tmp_path)
+    settings = "@dataclass\nclass Own:\n    power: float = 0.5\n\n"
+    classes = "class Mine:\n    Settings = Own\n\nclass Plain:\n    Settings = object\n"
+    Path("mine.py").write_text("from dataclasses import dataclass\n\n" + settings + classes)
+    arms = ["grpo", "gtpo", "mine.py:Mine", "mine.py:Plain"]
+    given = {"power": "0.25", "gamma": "0.2", "G": "4"}
+    assert compared(arms=arms, set=given).settings_of == {
+        "grpo": {"G": "4"},
+        "gtpo": {"G": "4", "gamma": "0.2"},
+        "mine-Mine": {"G": "4", "power": "0.25"},
+        "mine-Plain": {"G": "4"},
+    }
+    for absent in ("power", "temprature"):
+        with pytest.raises(UsageError, match=f"--set {absent}: no arm has this setting"):
+            compared(arms=["grpo", "gtpo", "mine.py:Plain"], set={absent: "1"})
+    with pytest.raises(UsageError, match="did you mean 'temperature'"):
+        compared(set={"temprature": "1"})
+
+
 def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
     runs, evaluations = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4

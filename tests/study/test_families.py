@@ -1,24 +1,25 @@
-"""The rules of a collapse and the comparison at the best rates, by hand."""
+"""The rules of a collapse and the families at the best rates, by hand."""
 
 from typing import Any
 
 import pytest
 from helpers.results import results_of
 
-from study.collapse import admission, comparison, families
+from study.bench import Comparison, known_comparisons
+from study.families import Rule, families, family_values
 from study.length_reward import longer
 from study.measures import SeedRuns
-
-BY_TITLE = families()
-PUBLISHED, GUESSED, LOSING, PLAIN, CORRECTED, DR = map(
-    BY_TITLE.__getitem__, ("published", "guessing", "losing", "plain", "correction minus GRPO", "Dr. GRPO")
-)
 
 
 def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:
     """Parts of 50 steps each, the window of the trailing mean."""
     parts = [values for values in zip(accuracy, formatting, entropy, strict=True) for _ in range(steps)]
     return [{"step": i, "accuracy": a, "formatting": f, "entropy": e} for i, (a, f, e) in enumerate(parts, 1)]
+
+
+def values(title: str, metrics: dict[str, Any], **origins: list[str]) -> dict[str, Any]:
+    """What a family has found in some runs."""
+    return family_values(title, results_of(metrics), origins)
 
 
 FLAT = [90.0] * 4
@@ -34,23 +35,24 @@ def test_the_rule_by_hand() -> None:
         304: run([50, 70, 60, 51], [90, 95, 90, 85.1], [0.4, 0.4, 0.4, 0.6]),  # learns; 19 and 9.9 are not lost
         305: run([0] * 4, FLAT, LOW),  # not a seed of the rule
     }
-    row = admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]
+    row = values("published", {"grpo-1e-3": seeds})["admission"]["grpo-1e-3"]
     assert (row["seeds"], row["learns"], row["lost"], row["admitted"]) == ([301, 302, 303, 304], 3, 2, True)
     assert row["accuracy"] == [34.0, 20.0, 50.0, 51.0] and row["entropy"] == [0.06, 0.2, 0.049, 0.2]
     seeds[302] = run([50, 53, 53, 53], FLAT, LOW)
-    row = admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]
+    row = values("published", {"grpo-1e-3": seeds})["admission"]["grpo-1e-3"]
     assert (row["learns"], row["lost"], row["admitted"]) == (3, 1, False)
     seeds[304] = run([50, 70, 60, 51], [90, 95, 90, 85], [0.4, 0.4, 0.4, 0.6])  # 10 points of formatting
-    assert admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]["admitted"]
-    assert admission(results_of({"grpo-headroom-1e-3": seeds}), 50, PUBLISHED) == {}
-    assert list(admission(results_of({"grpo-headroom-1e-3": seeds}), 50, GUESSED)) == ["grpo-headroom-1e-3"]
+    assert values("published", {"grpo-1e-3": seeds})["admission"]["grpo-1e-3"]["admitted"]
+    assert values("published", {"grpo-headroom-1e-3": seeds})["admission"] == {}
+    assert list(values("guessing", {"grpo-headroom-1e-3": seeds})["admission"]) == ["grpo-headroom-1e-3"]
 
 
 def test_half_of_the_gain_is_lost_from_the_base_that_guesses() -> None:
     """33.6 %: from 73.6 a fall of 20.1 is half of the gain, of 19.9 is not."""
     rising = [0.4, 0.4, 0.4, 0.5]
     found = results_of({"a": {1: run([40, 73.6, 60, 53.5], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
-    assert [GUESSED.rule.is_lost(SeedRuns(found, seed, 50), "a") for seed in (1, 2)] == [True, False]
+    rule = Rule(**families()["guessing"]["rule"])
+    assert [rule.is_lost(SeedRuns(found, seed, 50), "a") for seed in (1, 2)] == [True, False]
 
 
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:
@@ -58,13 +60,13 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     of_rates = {"grpo-0.3e-3": 60, "grpo-0.6e-3": 40, "grpo-1e-3": 50, "grpo-headroom-1e-3": 99}
     of_rates |= {"gtpo-0.3e-3": 55, "gtpo-0.6e-3": 45, "gtpo-1e-3": 65}
     metrics: dict[str, Any] = {
-        name: {seed: run([value] * 4, FLAT, LOW) for seed in PUBLISHED.rate_seeds} for name, value in of_rates.items()
+        name: {seed: run([value] * 4, FLAT, LOW) for seed in (305, 306, 307)} for name, value in of_rates.items()
     }
     for seed, more in ((351, 3), (352, 5), (353, 7), (354, 90)):
         metrics["grpo-0.3e-3"][seed] = run([60, 60, 60, 30], FLAT, [0.4, 0.4, 0.4, 0.5])
         metrics["gtpo-1e-3"][seed] = run([30 + more] * 4, FLAT, LOW)
     metrics["gtpo-1e-3"][355] = run([99] * 4, FLAT, LOW)
-    found = comparison(results_of(metrics), 50, PUBLISHED, {"grpo-0.3e-3-s354": ["a"], "gtpo-1e-3-s354": ["b"]})
+    found = values("published", metrics, **{"grpo-0.3e-3-s354": ["a"], "gtpo-1e-3-s354": ["b"]})
     assert found["arms"] == ["grpo-0.3e-3", "gtpo-1e-3"] and (found["seeds"], found["mixed"]) == (3, 1)
     row = found["rates"]["grpo-1e-3"]
     assert (row["accuracy"], row["formatting"], row["seeds"]) == ((50.0, 0.0), (90.0, 0.0), 3)
@@ -72,15 +74,18 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     assert (row["seeds"], row["mean"], row["p"], row["holm"]) == (3, 5.0, 0.25, 0.5) and row["primary"]
     assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
     assert found["lost"]["is_lost"] == {"grpo": 3, "gtpo": 0, "p": 0.25}
-    assert found["command"].endswith("--only grpo-0.3e-3 gtpo-1e-3 --seeds $(seq 351 370)")
+    assert found["command"] == "python -m study compare published"
 
 
 def test_the_arm_of_another_loss_has_its_own_best_rate() -> None:
     """Dr. GRPO is best at 0.6e-3, and its runs are not GRPO's."""
     scores = {"grpo": (60, 40, 50), "grpo-dr": (10, 70, 20)}
-    named = {f"{arm}-{rate}": score for arm, of in scores.items() for rate, score in zip(DR.rates, of, strict=True)}
-    runs = {name: {seed: run([score] * 4, FLAT, LOW) for seed in DR.rate_seeds} for name, score in named.items()}
-    assert comparison(results_of(runs), 50, DR)["arms"] == ["grpo-0.3e-3", "grpo-dr-0.6e-3"]
+    named = {}
+    for arm, of_arm in scores.items():
+        for rate, score in zip(("0.3e-3", "0.6e-3", "1e-3"), of_arm, strict=True):
+            named[f"{arm}-{rate}"] = score
+    runs = {name: {seed: run([score] * 4, FLAT, LOW) for seed in (331, 332, 333)} for name, score in named.items()}
+    assert values("Dr. GRPO", runs)["arms"] == ["grpo-0.3e-3", "grpo-dr-0.6e-3"]
 
 
 def test_a_rate_that_is_given_is_not_chosen() -> None:
@@ -88,14 +93,43 @@ def test_a_rate_that_is_given_is_not_chosen() -> None:
     metrics: dict[str, Any] = {"grpo-headroom-1e-3": {305: run([90] * 4, FLAT, LOW)}}
     for name, more in (("grpo-headroom-1.2e-3", 0), ("gtpo-headroom-1.2e-3", 2)):
         metrics[name] = {seed: run([30 + more * (seed - 310)] * 4, FLAT, LOW) for seed in (311, 312)}
-    found = comparison(results_of(metrics), 50, LOSING)
+    found = values("losing", metrics)
     assert (found["arms"], found["seeds"]) == (["grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3"], 2)
     assert (found["rows"]["accuracy"]["mean"], found["rows"]["accuracy"]["holm"]) == (3.0, 0.5)
-    tag = CORRECTED.primary[0]
+    tag = "tag_logps/reasoning_start"
     arms = ("grpo-control", "gtpo-control-correction")  # -2 and -1
     metrics = {arm: {401: [row | {tag: i - 2} for row in run(FLAT, FLAT, LOW)]} for i, arm in enumerate(arms)}
-    rows = comparison(results_of(metrics), 50, CORRECTED)["rows"]
+    rows = values("correction minus GRPO", metrics)["rows"]
     assert rows[tag]["mean"] == 1.0 and rows["formatting"]["mean"] == 0.0
+
+
+def test_the_runs_of_a_family_are_those_of_its_stored_results() -> None:
+    """Each arm has the name of its stored runs, and the settings that differ from the base's."""
+    every = known_comparisons()
+    assert {"published", "plain", "smol"} <= every.keys() and not {"real model", "conditions"} & every.keys()
+    comparison = Comparison("losing", every["losing"])
+    [base] = comparison.bases
+    words = [comparison.run(base, arm, "1.2e-3", 311).argv for arm in comparison.arms]
+    names = ("grpo-headroom-1.2e-3-s311", "gtpo-headroom-1.2e-3-s311")
+    assert [argv[-1] for argv in words] == [f"outputs/study/losing/wrong-mode/{name}" for name in names]
+    flags = dict(zip(words[0][3::2], words[0][4::2], strict=True))
+    assert (flags["--adam_beta1"], flags["--max_steps"], flags["--G"]) == ("0.999999", "1000", "8")
+    assert comparison.stored(base).as_posix() == "results/collapse"
+    control = Comparison("again: Dr. GRPO", every["again: Dr. GRPO"])
+    argv = control.run(control.bases[0], control.arms[1], "1e-3", 431).argv
+    assert {"--loss_type", "dr_grpo", "study/length_reward.py:longer", "--reward_weights"} <= {*argv}
+    assert argv[-1].endswith("/grpo-control-dr-s431")
+
+
+def test_smollm2_starts_from_its_warm_start() -> None:
+    comparison = Comparison("smol", known_comparisons()["smol"])
+    run = comparison.run(comparison.bases[0], comparison.arms[1], "3e-4", 1)
+    [earlier] = run.experiments
+    assert run.label == "gtpo-s1" and "configs/gtpo/smol.yaml" in run.argv and "0.42" in run.argv
+    assert earlier.argv[0] == "train_sft.py" and "configs/sft/smol.yaml" in earlier.argv
+    assert f"{earlier.run.path}/merged" == comparison.bases[0].model
+    assert earlier.run.path.as_posix() == "outputs/reproduce/smol/sft-warm-start-s1"
+    assert "--initial_entropy" not in comparison.run(comparison.bases[0], comparison.arms[0], "3e-4", 1).argv
 
 
 def test_what_a_group_shares_is_lowered_by_the_reward_for_length() -> None:

@@ -1,0 +1,120 @@
+"""Comparisons whose runs are stored together: when a run collapses (the rules of docs/log.md), and what was found."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paper.results import Results
+from study.bench import Comparison, read_experiments
+from study.compare import Found
+from study.comparison import Row, add_holm, rate_rows
+from study.measures import LOST, SeedRuns, has_fallen, highest, late, quarters
+
+LEARNS = 5.0  # points above the base, in a trailing mean
+ENTROPY = 0.05  # nats that the last quarter of a lost run is above the first
+ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a run from a base learns and is lost; a rate is admitted if so many seeds or more learn and are lost.
+
+    Attributes:
+        base: Accuracy of the base, percent.
+        share: A run falls if it loses this share of its gain over the base; None: the points of ``LOST``.
+    """
+
+    base: float
+    learn: int
+    lose: int
+    share: float | None = None
+
+    def learns(self, runs: SeedRuns, name: str) -> bool:
+        return highest(runs.curve(name, "accuracy"), runs.window) >= self.base + LEARNS
+
+    def falls(self, runs: SeedRuns, name: str) -> bool:
+        """Whether a run has lost accuracy or formatting at its end."""
+        limits = LOST
+        if self.share is not None:
+            gain = highest(runs.curve(name, "accuracy"), runs.window) - self.base
+            limits = LOST | {"accuracy": self.share * max(gain, 0.0)}
+        return has_fallen(runs, name, limits)
+
+    def is_lost(self, runs: SeedRuns, name: str) -> bool:
+        """Whether it falls, and its entropy has risen."""
+        return self.falls(runs, name) and round(_rise(runs, name), 9) >= ENTROPY
+
+
+def _rise(runs: SeedRuns, name: str) -> float:
+    """The entropy of the last quarter minus that of the first."""
+    entropy = runs.curve(name, "entropy")
+    return late(entropy) - quarters(entropy)[0]
+
+
+def families() -> dict[str, dict[str, Any]]:
+    """Title -> the entry of study/experiments.yaml, of the stored comparisons with a rule."""
+    return {title: spec for title, spec in read_experiments()["stored"].items() if "rule" in spec}
+
+
+def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> dict[str, Any]:
+    """What docs/reproduction.md shows of a family: the second arm minus the first.
+
+    Returns:
+        ``admission`` of :func:`admission`; ``rates``: run -> means at each of several; ``arms``: the names of the runs
+        that are compared; ``seeds`` of them, ``mixed`` pairs that are left out, ``planned``; ``rows`` by name in the
+        table; the seeds ``lost``; the ``command``.
+    """
+    spec = families()[title]
+    comparison = Comparison(title, spec)
+    rule = Rule(**spec["rule"])
+    found = Found(comparison.bases[0], results, origins, comparison.chosen_rates(comparison.bases[0], results))
+    arms = [found.name(arm) for arm in comparison.arms if arm.name in found.rates]
+    values = {
+        "rates": rates_of(comparison, results),
+        "arms": arms,
+        "seeds": 0,
+        "mixed": 0,
+        "rows": {},
+        "lost": {},
+        "command": f"python -m study compare {shlex.quote(title)}",
+        "admission": admission(results, comparison.window, rule, spec.get("admission", ())),
+        "planned": len(comparison.seeds),
+    }
+    if len(arms) == 2:
+        pair, values["mixed"] = found.pair(comparison, comparison.arms[1])
+        values["seeds"] = len(pair.seeds)
+        planned = [row["measure"] for row in comparison.primary]
+        rows = {label: pair.row(text) | {"primary": text in planned} for label, text in comparison.labels.items()}
+        add_holm([row for row in rows.values() if row["primary"]])
+        values["rows"] = rows
+        values["lost"] = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
+    return values
+
+
+def rates_of(comparison: Comparison, results: Results) -> dict[str, Row]:
+    """Run -> its means, of the runs at several rates from which each arm gets its best one."""
+    rows: dict[str, Row] = {}
+    if len(comparison.rates) > 1:
+        for arm in comparison.arms:
+            names = [arm.run_name(rate) for rate in comparison.rates]
+            rows |= rate_rows(results, names, comparison.rate_seeds, comparison.window)
+    return rows
+
+
+def admission(results: Results, window: int, rule: Rule, names: Sequence[str]) -> dict[str, Row]:
+    """Run of GRPO -> its seeds of ``ADMISSION``, how many learn and are lost, and whether the rule admits it."""
+    rows = {}
+    for name in names:
+        runs = [SeedRuns(results, seed, window) for seed in results.seeds(name) if seed in ADMISSION]
+        if not runs:
+            continue
+        learns = sum(rule.learns(run, name) for run in runs)
+        lost = sum(rule.is_lost(run, name) for run in runs)
+        row: Row = {"seeds": [run.seed for run in runs], "learns": learns, "lost": lost}
+        row["admitted"] = learns >= rule.learn and lost >= rule.lose
+        for key in ("accuracy", "formatting"):
+            row[key] = [round(late(run.curve(name, key)), 1) for run in runs]
+        row["entropy"] = [round(_rise(run, name), 3) for run in runs]
+        rows[name] = row
+    return rows
