@@ -87,6 +87,7 @@ test-backend:
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python $(INSTALL) $(filter torch==%,$(file < requirements/cpu.txt)) .
+	rm -rf build gtpo.egg-info
 	cp examples/gtpo_trl.py .venv-wheel
 	cd .venv-wheel && PYTHONPATH=. bin/python $(CURDIR)/tests/backends/installed_step.py
 else ifeq ($(BACKEND),trl)
@@ -178,7 +179,7 @@ notebooks: install
 # newest TRL whose fused head runs on a CPU.
 bench: install .venv-bench/installed
 	.venv-bench/bin/python benchmarks/bench_loss.py $(BENCH_FLAGS)
-	$(BIN)/python benchmarks/bench_step.py
+	$(BIN)/python benchmarks/bench_step.py --threads 2
 	$(BIN)/python benchmarks/bench_grading.py
 
 .venv-bench/installed: Makefile

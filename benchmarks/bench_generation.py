@@ -19,9 +19,8 @@ from bench_loss import ROOT, medians
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from bench_step import REAL, SHAPES
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from bench_step import SHAPES, random_model
+from transformers import GenerationConfig
 
 from gtpo.forward.generation import generate
 
@@ -32,13 +31,9 @@ LENGTH = 64
 
 def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float]:
     """Median seconds by engine, and the share of greedy tokens that equal TRL's."""
-    torch.manual_seed(0)
-    config = REAL[shape]() if shape in REAL else LlamaConfig(**SHAPES[shape])
-    policy = get_peft_model(
-        AutoModelForCausalLM.from_config(config), LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
-    )
+    policy = random_model(shape)
     model = policy.get_base_model()
-    ids = torch.randint(3, config.vocab_size, (1, PROMPT)).repeat(GROUP, 1)
+    ids = torch.randint(3, model.config.vocab_size, (1, PROMPT)).repeat(GROUP, 1)
     mask = torch.ones_like(ids)
     greedy = GenerationConfig(max_new_tokens=LENGTH, do_sample=False, pad_token_id=0)
     greedy.eos_token_id = model.generation_config.eos_token_id = None  # all completions have the same length
@@ -60,7 +55,7 @@ def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=[*SHAPES, *REAL], default=["smollm2-135m"])
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["smollm2-135m"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()

@@ -3,7 +3,6 @@
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
     python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
-    python benchmarks/bench_loss.py --threads 1 2 4 --neighbour pinned
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
     python benchmarks/bench_loss.py --mask 17d0dc5   # conflict_mask alone, next to that of an earlier revision
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
@@ -12,10 +11,7 @@ One step: conflict weights, log-probabilities, entropy, loss, and its gradient w
 peer runs its own code, imported from its package (`make bench`); for one that cannot run, the results have
 the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or the time between two CUDA events.
 Each peak is the memory that one step adds, measured in a fresh process. Liger's loss returns no entropy. The limit is
-the two matmuls of the head alone, tile by tile, with the best of several tile sizes and with ours.
-
-On a CPU, ours, the logits path and the limit are then timed by the wall clock for each number of threads, alone and
-beside a process that keeps one core busy. All numbers are of the first number of threads otherwise.
+the two matmuls of the head alone, tile by tile, with the best of several tile sizes, ours among them.
 """
 
 import argparse
@@ -26,6 +22,7 @@ import io
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -53,18 +50,15 @@ from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entro
 
 OURS = "ours"
 LIMIT = "limit"
-SAME_TILES = "limit, our tiles"
 PEERS = {
     "trl logits": "TRL, logits path",
     "trl fused": "TRL, fused head",
     "liger": "Liger, fused linear GRPO",
     "authors": "authors' functions, eager",
 }
-NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls, best tiles", SAME_TILES: "limit: two matmuls, our tiles"}
+NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls"}
 CONFIDENT = 0.99
 MASKS = ((4, 12, 1500, 200), (4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
-QUIET = "quiet"
-NEIGHBOUR = "with a neighbour"
 
 
 class Case(NamedTuple):
@@ -155,15 +149,13 @@ def authors_module(checkout: str) -> types.SimpleNamespace:
     """The functions of their gtpo/gtpo_training.py, without its imports: TRL no longer has some of the names."""
     source = (Path(checkout) / "gtpo" / "gtpo_training.py").read_text()
     wanted = {"compute_completion_stats", "build_conflict_mask", "gtpo_compute_loss", "UnslothEfficientGTPO"}
-    body = [
-        node
-        for node in ast.parse(source).body
-        if getattr(node, "name", None) in wanted
-        or (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant))
-    ]
+    body: list[ast.stmt] = [ast.ImportFrom("__future__", [ast.alias("annotations")], 0)]
+    for node in ast.parse(source).body:
+        is_constant = isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        if is_constant or getattr(node, "name", None) in wanted:
+            body.append(node)
     names: dict[str, Any] = {"torch": torch, "Tuple": tuple, "wandb": types.SimpleNamespace(run=None)}
-    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    module = ast.fix_missing_locations(ast.Module([future, *body], []))
+    module = ast.fix_missing_locations(ast.Module(body, []))
     exec(compile(module, "gtpo_training.py", "exec"), names)
     return types.SimpleNamespace(**names)
 
@@ -182,42 +174,41 @@ def authors_step(case: Case, authors: Any) -> Tensor:
 
 def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
     hidden = case.hidden.flatten(0, 1)
-    weight = case.weight
     gradient = torch.empty_like(hidden)
-    for rows in zip(hidden.split(tile[0]), gradient.split(tile[0]), strict=True):
-        for columns in weight.split(tile[1]):
-            torch.mm(rows[0] @ columns.T, columns, out=rows[1])
+    rows, columns = tile
+    for states, out in zip(hidden.split(rows), gradient.split(rows), strict=True):
+        for weight in case.weight.split(columns):
+            torch.mm(states @ weight.T, weight, out=out)
     return gradient
 
 
-def limit_tiles(device: str) -> list[tuple[int, int]]:
-    """(rows, columns) to try; the first is the tile size of our head."""
-    return [TILES[device], *([(8192, 16384)] if device == "cuda" else [(2048, 2048), (2048, 1024)])]
+LIMIT_TILES = {  # (rows, columns) to try; the first are those of our head
+    "cpu": [TILES["cpu"], (2048, 2048), (2048, 1024)],
+    "cuda": [TILES["cuda"], (8192, 16384)],
+}
 
 
-def implementations(
-    case: Case, authors: str | None, only: str | None = None
-) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
+Step = Callable[[], Tensor]  # the gradient with respect to the hidden states
+
+
+def implementations(case: Case, authors: str | None, only: str | None = None) -> tuple[dict[str, Step], dict[str, str]]:
     """Steps by name, and the reason for those that cannot run."""
-    steps: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: gtpo_step(our_head, case),
-        "trl logits": lambda: gtpo_step(trl_logits_head, case),
-        "trl fused": lambda: gtpo_step(trl_fused_head, case),
-        "liger": lambda: liger_step(case),
-    }
+    steps = library_steps(case)
+    steps[OURS] = lambda: gtpo_step(our_head, case)
     reasons = {}
     if authors is None:
         reasons["authors"] = "no --authors DIR: their code is not a package"
     else:
         module = authors_module(authors)
         steps["authors"] = lambda: authors_step(case, module)
-    small = Case(case.hidden[:2, :4], case.weight[:64], case.ids[:2, :4] % 64, case.mask[:2, :4], case.advantages[:2])
-    tries = {
-        "trl logits": lambda: gtpo_step(trl_logits_head, small),
-        "trl fused": lambda: gtpo_step(trl_fused_head, small),
-        "liger": lambda: liger_step(small),
-    }
-    for name, attempt in tries.items():
+    small = Case(
+        case.hidden[:2, :4],
+        case.weight[:64],
+        case.ids[:2, :4] % 64,
+        case.mask[:2, :4],
+        case.advantages[:2],
+    )
+    for name, attempt in library_steps(small).items():
         if only not in (None, name):
             continue
         try:
@@ -228,13 +219,20 @@ def implementations(
     return steps, reasons
 
 
+def library_steps(case: Case) -> dict[str, Step]:
+    """The steps of packages, which may be absent or lack what is called."""
+    return {
+        "trl logits": lambda: gtpo_step(trl_logits_head, case),
+        "trl fused": lambda: gtpo_step(trl_fused_head, case),
+        "liger": lambda: liger_step(case),
+    }
+
+
 # Time
 
 
-Clock = Callable[[], float]
-
-
-def seconds_of(step: Callable[[], object], device: str, clock: Clock | None = None) -> float:
+def seconds_of(step: Callable[[], object], device: str) -> float:
+    """CPU seconds of one thread, the wall time of several, or the time between two CUDA events."""
     if device == "cuda":
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -242,83 +240,29 @@ def seconds_of(step: Callable[[], object], device: str, clock: Clock | None = No
         stop.record()
         torch.cuda.synchronize()
         return start.elapsed_time(stop) / 1e3
-    clock = clock or (time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     begin = clock()
     step()
     return clock() - begin
 
 
-def medians(
-    steps: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: Clock | None = None
-) -> dict[str, float]:
+def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+    """Median seconds by step, over interleaved rounds."""
     for step in steps.values():
         step()  # warm-up: libraries are loaded, kernels compiled
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds[name].append(seconds_of(step, device, clock))
+            seconds[name].append(seconds_of(step, device))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def time_shape(
-    case: Case, steps: dict[str, Callable[[], Tensor]], rounds: int, device: str, clock: Clock | None = None
-) -> dict[str, float]:
-    tiles = {f"{LIMIT} {rows}x{columns}": (rows, columns) for rows, columns in limit_tiles(device)}
-    limits = {name: partial(limit_step, case, tile) for name, tile in tiles.items()}
-    seconds = medians({**steps, **limits}, rounds, device, clock)
-    same, *_ = (seconds[name] for name in limits)
-    best = min(seconds[name] for name in limits)
-    return {name: seconds[name] for name in steps} | {LIMIT: best, SAME_TILES: same}
-
-
-def time_threads(case: Case, steps: dict[str, Callable[[], Tensor]], args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds by number of threads, quiet and beside a busy process, by the wall clock."""
-    compared = {name: step for name, step in steps.items() if name in (OURS, "trl logits")}
-    seconds: dict[str, Any] = {}
-    for threads in args.threads:
-        torch.set_num_threads(threads)
-        seconds[str(threads)] = {}
-        for state, company in ((QUIET, contextlib.nullcontext()), (NEIGHBOUR, busy_neighbour(args.neighbour))):
-            with company:
-                seconds[str(threads)][state] = time_shape(case, compared, args.rounds, "cpu", time.perf_counter)
-    torch.set_num_threads(args.threads[0])
-    return seconds
-
-
-@contextlib.contextmanager
-def busy_neighbour(placed: str) -> Iterator[None]:
-    """A process that keeps one core busy: where the scheduler puts it, or "pinned" to one of our cores."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        if placed == "pinned":
-            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def scaling(shape: str, group: int, length: int, rounds: int, device: str) -> dict[str, float]:
-    """Factor by which our step's time grows when T, V or G doubles."""
-    dtype, width, vocabulary = shape.split(":")
-    cases = {
-        "1": make_case(shape, group, length, device),
-        "T": make_case(shape, group, 2 * length, device),
-        "V": make_case(f"{dtype}:{width}:{2 * int(vocabulary)}", group, length, device),
-        "G": make_case(shape, 2 * group, length, device),
-    }
-    steps = {name: partial(gtpo_step, our_head, case) for name, case in cases.items()}
-    seconds = medians(steps, rounds, device)
-    return {name: seconds[name] / seconds["1"] for name in ("T", "V", "G")}
-
-
-def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
-    group = 12
-    length = 1500
-    vocabulary = 128256
-    ids = torch.randint(0, vocabulary, (group, length), generator=torch.Generator().manual_seed(0))
-    ids[:, :100], ids[:, -100:] = ids[0, :100], ids[0, -100:]
-    return ids.to(device), torch.ones_like(ids).to(device), torch.linspace(-1, 1, group).to(device), group
+def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, float]:
+    """Median seconds of each step, and of the limit with its best tiles."""
+    limits = {f"{LIMIT} {tile}": partial(limit_step, case, tile) for tile in LIMIT_TILES[device]}
+    seconds = medians({**steps, **limits}, rounds, device)
+    best = min(seconds.pop(name) for name in limits)
+    return seconds | {LIMIT: best}
 
 
 def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -367,22 +311,25 @@ def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> floa
 
 
 def peak(name: str, shape: str, args: argparse.Namespace) -> float:
-    if name == "conflict_mask":
-        inputs = conflict_inputs(args.device)
-
-        def step() -> Tensor:
-            return conflict_mask(*inputs)
-
-        conflict_mask(inputs[0][:, :8], inputs[1][:, :8], inputs[2], inputs[3])
-    else:
-        case = make_case(shape, args.group, args.length, args.device)
-        few = Case(case.hidden[:2, :4], case.weight, case.ids[:2, :4], case.mask[:2, :4], case.advantages[:2])
-        implementations(few, args.authors, only=name)[0][name]()  # loads libraries before the measurement
-        step = implementations(case, args.authors, only=name)[0][name]
+    """MiB that one step adds in this process."""
+    case = make_case(shape, args.group, args.length, args.device)
+    few = Case(
+        case.hidden[:2, :4],
+        case.weight,
+        case.ids[:2, :4],
+        case.mask[:2, :4],
+        case.advantages[:2],
+    )
+    for each in (few, case):  # the first loads the libraries
+        steps, _ = implementations(each, args.authors, only=name)
+        step = steps[name]
+        if each is few:
+            step()
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         kept = step()
+        del kept
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
     before = status_kib("VmRSS")
@@ -393,11 +340,9 @@ def peak(name: str, shape: str, args: argparse.Namespace) -> float:
 
 
 def status_kib(key: str) -> int:
-    return next(
-        int(line.split()[1])
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        if line.startswith(key)
-    )
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (kib,) = re.findall(rf"^{key}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(kib)
 
 
 # Accuracy
@@ -405,31 +350,32 @@ def status_kib(key: str) -> int:
 
 def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
     """Relative error of d logp / d hidden over all rows and over those with p > 0.99; error of the entropy, nats."""
-    hidden = case.hidden.flatten(0, 1)
     ids = case.ids.flatten()
-    truth, logps, entropies = (torch.cat(parts) for parts in zip(*exact(hidden, case.weight, ids), strict=True))
-    sure = logps > torch.tensor(CONFIDENT).log()
+    parts = zip(*exact(case.hidden.flatten(0, 1), case.weight, ids), strict=True)
+    truth, logps, entropies = map(torch.cat, parts)
+    sure = logps.exp() > CONFIDENT
     heads = {OURS: our_head, "trl logits": trl_logits_head, "trl fused": trl_fused_head}
     errors = {}
     for name in names:
-        entropy = None
+        found = {}
         if name in heads:
             leaf = case.hidden.detach().requires_grad_()
             logp, entropy = heads[name](leaf, case)
             logp.float().sum().backward()
-            gradient = leaf.grad.flatten(0, 1).double()
+            gradient = leaf.grad.flatten(0, 1)
+            difference = (entropy.flatten().double() - entropies).abs()
+            found = {"entropy": difference.mean().item(), "entropy, largest": difference.max().item()}
         elif name == "liger":  # with A = 1 its gradient is that of minus the mean log-probability
-            gradient = -len(ids) * liger_step(case, torch.ones_like(case.advantages)).flatten(0, 1).double()
+            ones = torch.ones_like(case.advantages)
+            gradient = -len(ids) * liger_step(case, ones).flatten(0, 1).double()
         else:
             continue
-        error = gradient - truth
+        error = gradient.double() - truth
         errors[name] = {
             "gradient": (error.norm() / truth.norm()).item(),
             "gradient, confident": (error[sure].norm() / truth[sure].norm()).item(),
+            **found,
         }
-        if entropy is not None:
-            difference = (entropy.flatten().double() - entropies).abs()
-            errors[name] |= {"entropy": difference.mean().item(), "entropy, largest": difference.max().item()}
     return errors
 
 
@@ -459,14 +405,22 @@ def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None
             return metadata.version(package)
         return None
 
-    argv = ("DIR" if argument == hidden else argument for argument in sys.argv[1:])
-    model = [x for x in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if x.startswith("model name")]
-    amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
+    argv = ["DIR" if argument == hidden else argument for argument in sys.argv[1:]]
+    if device == "cuda":
+        machine = torch.cuda.get_device_name()
+    else:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        (machine, *_) = re.findall(r"^model name\s*: (.*)", cpu, re.MULTILINE)
+        if torch.cpu._is_amx_tile_supported():
+            machine += ", AMX"
+    revision = git("rev-parse", "--short", "HEAD")
+    if git("status", "--porcelain"):
+        revision += "-dirty"
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *argv]),
         "date": datetime.date.today().isoformat(),
-        "revision": git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain") else ""),
-        "machine": torch.cuda.get_device_name() if device == "cuda" else f"{model[0].split(': ')[1]}{amx}",
+        "revision": revision,
+        "machine": machine,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},
@@ -483,30 +437,29 @@ def origin(result: Mapping[str, Any]) -> str:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Times, errors and peaks of every shape, and our peak with the vocabulary of Llama."""
     sources = provenance(args.device, ("torch", "trl", "liger-kernel", "transformers"), hidden=args.authors)
-    result: dict[str, Any] = {**sources, "group": args.group, "length": args.length, "shapes": {}}
+    shapes = {}
     for shape in args.shapes:
-        _, width, vocabulary = parse_shape(shape)
         case = make_case(shape, args.group, args.length, args.device)
         steps, reasons = implementations(case, args.authors)
-        entry: dict[str, Any] = {"seconds": time_shape(case, steps, args.rounds, args.device), "reasons": reasons}
-        work = 4 * args.group * args.length * width * vocabulary  # two matmuls
-        if args.device == "cpu":
-            entry["threads"] = time_threads(case, steps, args)
-        entry["tflops"] = {name: work / entry["seconds"][name] / 1e12 for name in (OURS, LIMIT)}
         few = Case(case.hidden[:2], case.weight, case.ids[:2], case.mask[:2], case.advantages[:2])
-        entry["accuracy"] = accuracy(few, list(steps))
-        entry["peak_mib"] = {name: peak_in_own_process(name, shape, args) for name in steps}
-        result["shapes"][shape] = entry
-        print(f"{shape}: {entry}", file=sys.stderr)
-    shape = args.shapes[0]
-    result["scaling"] = scaling(shape, args.group, args.length, args.rounds, args.device)
-    wide = shape.rsplit(":", 1)[0] + ":128256"
-    result["peak_mib at V = 128256"] = {OURS: peak_in_own_process(OURS, wide, args)}
-    inputs = conflict_inputs(args.device)
-    seconds = medians({"mask": lambda: conflict_mask(*inputs)}, 25, args.device)["mask"]
-    result["conflict_mask"] = {"ms": 1e3 * seconds, "peak_mib": peak_in_own_process("conflict_mask", shape, args)}
-    return result
+        shapes[shape] = {
+            "seconds": time_shape(case, steps, args.rounds, args.device),
+            "reasons": reasons,
+            "accuracy": accuracy(few, list(steps)),
+            "peak_mib": {name: peak_in_own_process(name, shape, args) for name in steps},
+        }
+        print(f"{shape}: {shapes[shape]}", file=sys.stderr)
+    dtype, width, _ = args.shapes[0].split(":")
+    peak_of_llama = peak_in_own_process(OURS, f"{dtype}:{width}:128256", args)
+    return {
+        **sources,
+        "group": args.group,
+        "length": args.length,
+        "shapes": shapes,
+        "peak_mib at V = 128256": {OURS: peak_of_llama},
+    }
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -514,8 +467,6 @@ def markdown(result: dict[str, Any]) -> str:
     lines = []
     for shape, entry in result["shapes"].items():
         dtype, width, vocabulary = shape.split(":")
-        seconds = entry["seconds"]
-        ours = entry["seconds"][OURS]
         lines += [
             f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {result['group']} completions of "
             f"{result['length']} tokens",
@@ -524,48 +475,29 @@ def markdown(result: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|---|---|",
         ]
         for name, label in NAMES.items():
-            if name not in seconds:
-                lines.append(f"| {label} | {entry['reasons'].get(name, '')} | | | | | | |")
-                continue
-            errors = entry["accuracy"].get(name, {})
-            memory = entry["peak_mib"].get(name)
-            cells = [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / ours:.2f}"]
-            cells.append("" if memory is None else f"{memory:,.0f}")
-            cells += [percent(errors.get(key)) for key in ("gradient", "gradient, confident")]
-            cells += [f"{errors[key]:.1e}" if key in errors else "" for key in ("entropy", "entropy, largest")]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
+            cells = " | ".join(cells_of(name, entry))
+            lines.append(f"| {label} | {cells} |")
         lines.append("")
-        if "threads" in entry:
-            lines += [*threads_table(entry["threads"]), ""]
-    grown = result["scaling"]
     wide = result["peak_mib at V = 128256"][OURS]
-    mask = result["conflict_mask"]
-    lines += [
-        f"Twice the tokens of a completion take {grown['T']:.2f} times as long, twice the vocabulary {grown['V']:.2f}, "
-        f"twice the completions {grown['G']:.2f}. Peak at V = 128,256: {wide:.0f} MiB. `conflict_mask`, 12 completions "
-        f"of 1,500 tokens: {mask['ms']:.1f} ms, {mask['peak_mib']:.0f} MiB.",
-        "",
-        origin(result),
-    ]
+    lines += [f"Peak at V = 128,256: {wide:.0f} MiB.", "", origin(result)]
     return "\n".join(lines)
 
 
-def threads_table(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    head = "| threads | | ours, ms | limit, ms | ours / limit | TRL, logits path, ms | ours / TRL |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
-    for threads, states in seconds.items():
-        for state, entry in states.items():
-            ours = entry[OURS]
-            limit = entry[LIMIT]
-            logits = entry.get("trl logits")
-            cells = [f"{ours * 1e3:,.0f}", f"{limit * 1e3:,.0f}", f"{ours / limit:.2f}"]
-            cells += ["", ""] if logits is None else [f"{logits * 1e3:,.0f}", f"{ours / logits:.2f}"]
-            lines.append(f"| {threads} | {state} | {' | '.join(cells)} |")
-    return lines
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2g} %"
+def cells_of(name: str, entry: Mapping[str, Any]) -> list[str]:
+    """Times, peak and errors of an implementation; the reason of one that did not run."""
+    seconds = entry["seconds"]
+    if name not in seconds:
+        return [entry["reasons"].get(name, ""), "", "", "", "", "", ""]
+    errors = entry["accuracy"].get(name, {})
+    cells = [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / seconds[OURS]:.2f}"]
+    values = {
+        "{:,.0f}": [entry["peak_mib"].get(name)],
+        "{:.2g} %": [100 * errors[key] if errors else None for key in ("gradient", "gradient, confident")],
+        "{:.1e}": [errors.get(key) for key in ("entropy", "entropy, largest")],
+    }
+    for style, numbers in values.items():
+        cells += ["" if number is None else style.format(number) for number in numbers]
+    return cells
 
 
 def main() -> None:
@@ -575,11 +507,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="T, tokens of a completion")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    every = sorted({1, torch.get_num_threads()})
-    parser.add_argument("--threads", type=int, nargs="+", default=every, metavar="N", help="on a CPU [1 and all]")
-    parser.add_argument(
-        "--neighbour", choices=["free", "pinned"], default="free", help="whether the busy process stays on one core"
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N", help="one, or for --mask several")
     parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
     parser.add_argument("--mask", metavar="REVISION", help="time conflict_mask next to that of a git revision")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")

@@ -58,14 +58,17 @@ def unsloth_model(shape: str, directory: Path) -> Any:
 
 def time_group(shape: str, directory: Path, length: int, rounds: int) -> dict[str, Any]:
     model = unsloth_model(shape, directory)
-    trainers = {name: make_trainer(name, model, directory, GROUP, length, 1) for name in ("gtpo", "trl")}
+    trainers = {name: make_trainer(name, model, directory, GROUP, length) for name in ("gtpo", "trl")}
     batches = {}
     for name, trainer in trainers.items():
         trainer.model.train()
         trainer._metrics["train"].clear()
         batches[name] = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
     tensors = {name: part for name, part in batches["gtpo"].items() if isinstance(part, torch.Tensor)}
-    rows = [{name: part[i : i + 1] if part.dim() else part for name, part in tensors.items()} for i in range(GROUP)]
+    rows = []
+    for i in range(GROUP):
+        row = {name: part[i : i + 1] if part.dim() else part for name, part in tensors.items()}
+        rows.append(row)
 
     def step(name: str, parts: list[dict[str, Any]]) -> None:
         trainers[name].model.zero_grad()
@@ -81,7 +84,7 @@ def time_group(shape: str, directory: Path, length: int, rounds: int) -> dict[st
     gradients = {}
     for name in ("rows", "packed"):
         steps[name]()
-        gradients[name] = gradient_of(trainers["gtpo"])
+        gradients[name] = gradient_of(model)
     assert trainers["gtpo"]._route.packing.verified, "the rows were not packed"
     seconds = medians(steps, rounds, "cpu")
     return {
