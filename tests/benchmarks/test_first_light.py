@@ -30,16 +30,6 @@ STEP: dict[str, Any] = {
     "peak_gib": 14.5,
 }
 LONGER = STEP | {"completion": 1150, "longest": 1150, "seconds_of_a_step": 54.6}
-VERSIONS = {"torch": "2.11.0", "vllm": first_light.PINS["vllm"], "wandb": "0"}
-DATE = {"date": "2026-11-26"}
-REPORT: dict[str, Any] = {
-    "environment": {"gpu": "NVIDIA L4", "driver": "580.1", "git_revision": "0123456789", "packages": VERSIONS},
-    "stages": {
-        "head": {"outcome": "FAILED", "verdict": "the gradient is off by 200.0%", "numbers": {}} | DATE,
-        "step_gsm8k": {"outcome": "passed", "verdict": "27.0 s", "numbers": STEP} | DATE,
-        "step_group": {"outcome": "passed", "verdict": "no memory", "numbers": {"failed": "no memory"}} | DATE,
-    },
-}
 
 
 def good(bench: Bench) -> str:
@@ -196,27 +186,6 @@ def test_the_page_is_what_the_reports_say() -> None:
     assert first_light.gpu_page(page, first_light.stored_reports()) == page, (
         "run `python benchmarks/first_light.py --page`"
     )
-
-
-def test_the_table_of_a_report() -> None:
-    assert first_light.measured_table([]).startswith("Nothing has been run on a GPU yet")
-    lines = first_light.measured_table([REPORT]).splitlines()
-    pins = first_light.PINS
-    versions = f"torch 2.11.0 instead of {pins['torch']}, wandb 0 instead of {pins['wandb']}"
-    assert lines[0] == f"NVIDIA L4, driver 580.1, revision 0123456, 2026-11-26: {versions}."
-    assert lines[2] == "| stage | NVIDIA L4 |"
-    rows = [line.split("`")[1] for line in lines if line.startswith("| `")]
-    assert rows == ["step_gsm8k", "step_group", "head"]
-    [missing] = [line for line in lines if line.startswith("Stages that no GPU has run: ")]
-    assert missing.count("`") == 2 * (len(first_light.STAGES) - 3)
-    other = REPORT | {"stages": {"attention": {"outcome": "passed", "verdict": "sdpa", "numbers": {}} | DATE}}
-    both = first_light.measured_table([REPORT, other])
-    assert "| FAILED: the gradient is off by 200.0% | not run |" in both and "| not run | passed: sdpa |" in both
-    phases = "generation 20.0, loss 3.0, backward 3.0, other 1.0"
-    assert lines[-2:] == [
-        "|---" * 8 + "|",
-        f"| NVIDIA L4 | llama-8b | `step_gsm8k` | 200 + 460 | 27.0 ({phases}) | 200 | 14.5 | 13.0 |",
-    ]
 
 
 def test_the_rates_of_the_h100_are_those_of_its_report() -> None:
