@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
-from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean
+from gtpo.reports.curves import PANELS, add_legend, arm_of, grid, interval, line_styles, plot_ln2, plot_mean
 from paper.matrix import (
     RUNS,
     SCALES,
@@ -24,6 +24,7 @@ from paper.matrix import (
     runs_of,
     scored_name,
     select_figures,
+    settings_of,
 )
 from paper.results import Results, read_results, read_wandb
 
@@ -45,29 +46,30 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted."""
-    spec, window = find_figure(matrix, name), matrix[scale]["window"]
+    spec = find_figure(matrix, name)
+    window = matrix[scale]["window"]
     every = groups_of(matrix, name, scale)
     groups = {title: curves for title, curves in every.items() if results.names & {*curves.values()}} or every
-    figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
-    legends = list(dict.fromkeys(legend for curves in groups.values() for legend in curves))  # one style in all groups
-    runs = {legend: [curves[legend] for curves in groups.values() if legend in curves] for legend in legends}
-    seeds = {legend: max(len(results.seeds(run)) for run in runs[legend]) for legend in legends}
-    for (title, curves), row in zip(groups.items(), rows, strict=True):
+    figure, columns = _panels(len(spec["panels"]), len(groups))
+    pairs = [pair for curves in groups.values() for pair in curves.items()]
+    seeds = {legend: max(len(results.seeds(run)) for name, run in pairs if name == legend) for legend, _ in pairs}
+    arms = {legend: arm_of(run.partition("-")[0], settings_of(matrix, scale, run)) for legend, run in pairs}
+    styles = line_styles(arms)  # one for a label in all groups
+    for (title, curves), column in zip(groups.items(), columns, strict=True):
         benchmarks = spec.get("benchmarks") or matrix["figures"].get("fig2", {}).get("benchmarks", {})
         benchmark = benchmarks.get(title, [None])[0]  # of the task that is trained on
         base = results.scored("base", benchmark)
         if not base.empty:
             base = _of_model(base, experiment(matrix, scale, next(iter(curves.values())), 0).model)
         at_best = any(scored_name(matrix, scale, run) != run for run in curves.values())
-        for axis, metric in zip(row, spec["panels"], strict=True):
+        for axis, metric in zip(column, spec["panels"], strict=True):
             for legend, run in curves.items():
-                style = line_style(legends.index(legend))
                 label = f"{legend} (n = {seeds[legend]})"
                 if metric in SCORES:
                     scored = results.scored(scored_name(matrix, scale, run), benchmark)
-                    _plot_scores(axis, label, scored, metric, style)
+                    _plot_scores(axis, label, scored, metric, styles[legend])
                 else:
-                    _plot(axis, label, results.smoothed(run, metric, window), style)
+                    _plot(axis, label, results.smoothed(run, metric, window), styles[legend])
             if metric == "entropy":
                 plot_ln2(axis)
             if metric in SCORES:
@@ -81,7 +83,7 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
             axis.set_ylabel(LABELS[metric])
         fewer = {len(results.seeds(run)) for legend, run in curves.items()} - {0, *map(seeds.__getitem__, curves)}
         counts = f", n = {', '.join(map(str, sorted(fewer)))}" if fewer else ""
-        row[0].set_title(title + _rate_of_all(matrix, scale, curves.values()) + counts, loc="left", fontsize=10)
+        column[0].set_title(title + _rate_of_all(matrix, scale, curves.values()) + counts, loc="left", fontsize=10)
     add_legend(figure, "mean over n seeds, where all have a value; band: its 95 % interval")
     return figure
 
@@ -92,15 +94,14 @@ def _rate_of_all(matrix: Matrix, scale: str, runs: Iterable[str]) -> str:
     return f", learning rate {rates.pop()}" if len(rates) == 1 else ""
 
 
-def _panels(count: int, groups: int, in_columns: bool) -> tuple[Any, Any]:
-    """A figure as wide as a README, and for each group its panels: a row, a column, or two rows of a single group."""
-    if groups == 1:
-        rows = 2 if count > 3 and count % 2 == 0 else 1
-        figure, axes = grid(rows, count // rows, width=WIDTH * rows / count, height=2.6)
-        return figure, [axes.flatten()]
-    shape = (count, groups) if in_columns else (groups, count)
-    figure, axes = grid(*shape, width=WIDTH / min(3, shape[1]), height=2.6)
-    return figure, axes.T if in_columns else axes
+def _panels(count: int, groups: int) -> tuple[Any, Any]:
+    """A figure as wide as a README, and for each group its panels: a column, or two rows of a single group."""
+    if groups > 1:
+        figure, axes = grid(count, groups, width=WIDTH / groups, height=2.6)
+        return figure, axes.T
+    rows = 2 if count > 3 and count % 2 == 0 else 1
+    figure, axes = grid(rows, count // rows, width=WIDTH * rows / count, height=2.6)
+    return figure, [axes.flatten()]
 
 
 def _plot(axis: Any, legend: str, curves: DataFrame, style: dict[str, Any]) -> None:
@@ -129,7 +130,8 @@ def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
 
     As in the paper, a method is represented by its variant with the highest in-distribution pass@k at the largest k.
     """
-    spec, rows = matrix["table1"], []
+    spec = matrix["table1"]
+    rows = []
     for group, curves in groups_of(matrix, "table1", scale).items():
         for method, title in METHODS.items():
             runs = [scored_name(matrix, scale, run) for run in curves.values() if run.startswith(method)]
@@ -197,7 +199,8 @@ def draw_found(
     matrix, places = load_matrix(), [Path(place) for place in search or ["outputs"]]
     names = select_figures(matrix, figures or ["all"])
     results = read_wandb(wandb) if wandb else read_results(places, models_of_runs(matrix))
-    lines, drawn = [], False
+    lines = []
+    drawn = False
     for each in [scale] if scale else SCALES:
         written, missing = draw_all(matrix, names, each, results, Path(output) / each)
         if not (written or scale):
@@ -220,7 +223,8 @@ def draw_all(
 ) -> tuple[list[Path], list[str]]:
     """Write every figure that has a run, with its caption, and Table 1; the files, and what is missing."""
     directory = directory or RUNS / scale / "figures"
-    written, messages = [], []
+    written = []
+    messages = []
     for name in names:
         messages += missing(matrix, name, scale, results)
         runs = runs_of(matrix, [name], scale)

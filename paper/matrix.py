@@ -183,19 +183,30 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group.values()))
 
 
+def settings_of(matrix: Matrix, scale: str, name: str) -> dict[str, Any]:
+    """The settings of a run other than the defaults of its script."""
+    if scale == "paper":
+        return read_yaml(CONFIGS / "paper" / f"{name}.yaml")
+    spec = matrix[scale]
+    return {**spec["base"][name.partition("-")[0]], **spec["runs"][name]}
+
+
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
-    spec, method = matrix[scale], name.partition("-")[0]
-    run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
+    spec = matrix[scale]
+    method = name.partition("-")[0]
+    settings = settings_of(matrix, scale, name)
+    run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
+    collapsed = 0.0
     if scale != "paper":
         base = spec["base"][method]
-        settings = base | spec["runs"][name]
         flags = to_argv(settings)
         model = "tiny"
         cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
-        settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
-        flags, model, dataset = ["--config", f"configs/paper/{name}.yaml"], settings["model"], settings["dataset"]
+        flags = ["--config", f"configs/paper/{name}.yaml"]
+        model = settings["model"]
+        dataset = settings["dataset"]
         steps = spec["steps"][dataset]
         cost = steps * spec["seconds_per_solution"][model] / 3600
         if method != "sft":

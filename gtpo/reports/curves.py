@@ -1,15 +1,17 @@
 """Training curves of any runs, and the mean over seeds with its 95 % interval. Matplotlib is imported when needed."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
-from gtpo.runs.directory import existing_run
+from gtpo.runs.directory import RunDirectory, existing_run, method_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",
@@ -17,8 +19,16 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
     "entropy": "entropy ⟨H⟩ (nats)",
     "conflict_tokens": "conflict tokens per completion",
 }
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")  # Okabe and Ito, and Tol's wine
-LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
+COLORS = {  # by arm, in every figure: the method of a run, or the part of GTPO that it keeps
+    "grpo": "#777777",
+    "gtpo": "#0072B2",
+    "correction": "#D55E00",  # without the entropy terms of GTPO
+    "dr_grpo": "#009E73",
+    "entropy_control": "#CC79A7",  # without the conflict correction of GTPO
+    "sft": "#882255",
+}
+DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 4)))  # the conditions of one arm
+LINE_WIDTH = 1.8
 LN2 = math.log(2)
 LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
 # 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
@@ -28,35 +38,43 @@ T = (
 )
 
 
-def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
-    """Panels over the steps of each run, by legend label: logged values thin, their trailing mean bold, held-out rows
-    dotted, the base model on them dashed (``--eval_on_start``), accuracy in any format dash-dotted.
+def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Panels over the steps of some runs: logged values pale, and over them their trailing mean.
+
+    Held-out rows have a marker per evaluation; at step 0 that of the base model (``--eval_on_start``). Accuracy in any
+    format is dotted, and not seen where it equals accuracy.
+
+    Args:
+        runs: The logged rows by legend label.
+        window: Logged steps of the mean.
+        arms: The arm of each label, a key of ``COLORS``; by default the label, such as GTPO.
     """
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
-    runs = {plain_text(name): rows for name, rows in runs.items()}
-    dotted = {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}  # a marker per evaluation
+    styles = line_styles({label: arms.get(label, label.lower()) for label in runs})
     rows_of_panels = 2 if len(panels) == 4 else 1
     figure, axes = grid(rows_of_panels, len(panels) // rows_of_panels)
-    for axis, (metric, label) in zip(axes.flat, panels.items(), strict=True):
-        for number, (name, rows) in enumerate(runs.items()):
-            style = line_style(number)
-            plot_run(axis, None, rows, metric, 1, {"color": style["color"], "alpha": 0.25, "linewidth": 0.8})
-            plot_run(axis, name, rows, metric, window, style)
-            plot_run(axis, f"{name}, held out", rows, f"eval_{metric}", 1, style | dotted)
-            for row in rows:
-                if row.get("step") == 0 and row.get(f"eval_{metric}") is not None:
-                    dashed = {"color": style["color"], "linestyle": "--", "linewidth": 1.0}
-                    axis.axhline(row[f"eval_{metric}"], label=f"{name}, base model, held out", **dashed)
-            if metric == "accuracy":
-                thin = style | {"linestyle": "-.", "linewidth": 1.0}
-                plot_run(axis, f"{name}, any format", rows, "accuracy_lenient", window, thin)
+    for axis, (metric, title) in zip(axes.flat, panels.items(), strict=True):
+        for label, rows in runs.items():
+            _plot_metric(axis, plain_text(label), rows, metric, window, styles[label])
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
-        axis.set_title(label)
+        axis.set_title(title)
     add_legend(figure)
-    figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
+    figure.suptitle(
+        f"Samples of the policy; pale: as logged, line: mean of the last {window} logged steps", fontsize=10
+    )
     return figure
+
+
+def _plot_metric(axis: Any, label: str, rows: Rows, metric: str, window: int, style: Mapping[str, Any]) -> None:
+    """One metric of one run: as logged, smoothed, and on held-out rows."""
+    plot_run(axis, None, rows, metric, 1, {"color": style["color"], "alpha": 0.35, "linewidth": 0.8})
+    plot_run(axis, label, rows, metric, window, style)
+    if metric == "accuracy":
+        dotted = {**style, "linestyle": ":", "zorder": 1.9}  # below the line of accuracy
+        plot_run(axis, f"{label}, any format, where it differs", rows, "accuracy_lenient", window, dotted)
+    plot_run(axis, f"{label}, held out", rows, f"eval_{metric}", 1, {**style, "marker": "o", "markersize": 4})
 
 
 def plain_text(text: str) -> str:
@@ -64,10 +82,15 @@ def plain_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
+def panels_of(runs: Collection[Rows]) -> dict[str, str]:
     """The panels of some runs: custom rewards, the metrics of ``PANELS`` that were logged; the loss if that is one."""
-    logged = {key for rows in runs for row in rows for key, value in row.items() if value is not None}
-    custom = sorted({name for rows in runs for name in reward_names(rows)} - {"format_reward", "accuracy_reward"})
+    logged: set[str] = set()
+    rewards: set[str] = set()
+    for rows in runs:
+        rewards.update(reward_names(rows))
+        for row in rows:
+            logged.update(key for key, value in row.items() if value is not None)
+    custom = sorted(rewards - {"format_reward", "accuracy_reward"})
     panels = {f"rewards/{name}/mean": name for name in custom}
     panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
     return panels if len(panels) > 1 else {"loss": "loss"} | panels
@@ -76,12 +99,18 @@ def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
     """Write one figure that compares some run directories, labelled by their names by default; return its path."""
     labels = labels or [Path(run).name for run in runs]
-    if not len(runs) == len(labels) == len(set(labels)):
+    if not len(runs) == len(labels) == len({*labels}):
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
     if window < 1:
         raise UsageError(f"--window is {window}: expected at least 1 step.")
-    rows = {label: existing_run(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
-    figure = plot_training(rows, window)
+    rows = {}
+    arms = {}
+    for label, directory in zip(labels, runs, strict=True):
+        run = existing_run(directory)
+        rows[label] = run.read_metrics()
+        if run.config.is_file():
+            arms[label] = arm_of_run(run)
+    figure = plot_training(rows, window, arms)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150, format=path.suffix[1:]))
@@ -100,15 +129,38 @@ def grid(rows: int, columns: int, width: float = 3.7, height: float = 3.0) -> tu
     return figure, axes
 
 
-def line_style(number: int) -> dict[str, Any]:
-    return {
-        "color": COLORS[number % len(COLORS)],
-        "linestyle": LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)],
-        "linewidth": max(1.0, 3.4 - 0.5 * number),  # identical curves stay visible behind each other
-    }
+def arm_of_run(run: RunDirectory) -> str:
+    """The arm of a run in ``COLORS``, by its stored settings."""
+    return arm_of(method_of(run) or "", run.read_config())
 
 
-def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int, style: dict[str, Any]) -> None:
+def arm_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The key of ``COLORS`` of gtpo, grpo or sft with some settings; those that are not given have their defaults."""
+    if settings.get("objective"):
+        return "objective"  # of a user: black
+    if method == "grpo" and settings.get("loss_type") == "dr_grpo":
+        return "dr_grpo"
+    if method != "gtpo":
+        return method
+    if not settings.get("conflict_correction", True):
+        return "entropy_control"
+    is_filtered = settings.get("entropy_filter") != "off"
+    is_regularized = settings.get("gamma") != 0
+    return "gtpo" if is_filtered or is_regularized else "correction"
+
+
+def line_styles(arms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The style of each legend label, by its arm: a color for the arm, a dash for each label of the same arm."""
+    used: Counter[str] = Counter()
+    styles = {}
+    for label, arm in arms.items():
+        dash = DASHES[used[arm] % len(DASHES)]
+        styles[label] = {"color": COLORS.get(arm, "black"), "linestyle": dash, "linewidth": LINE_WIDTH}
+        used[arm] += 1
+    return styles
+
+
+def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int, style: Mapping[str, Any]) -> None:
     steps, values = curve_of(rows, metric, window)
     if steps:
         axis.plot(steps, values, label=legend, **style)
@@ -134,10 +186,19 @@ def add_legend(figure: Any, title: str | None = None) -> None:
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    if handles:
-        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * max(map(len, handles)) + 0.5))))
-        options = {"ncols": columns, "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
-        figure.legend(handles.values(), handles, loc="outside lower center", **options)
+    entry_width = 0.07 * max(map(len, handles), default=0) + 0.6  # inches
+    columns = int(figure.get_size_inches()[0] / entry_width)
+    figure.legend(
+        handles.values(),
+        handles,
+        loc="outside lower center",
+        ncols=max(1, min(len(handles), columns)),
+        frameon=False,
+        fontsize=9,
+        handlelength=2.8,  # a whole period of each dash
+        title=title,
+        title_fontsize=9,
+    )
 
 
 class Interval(NamedTuple):

@@ -10,24 +10,22 @@ import io
 import itertools
 import json
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
-import jinja2
 import torch
-from markupsafe import Markup
 
+from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
 from gtpo.files import write_atomically
-from gtpo.reports.curves import plot_training
-from gtpo.reports.metrics import reward_names
-from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
+from gtpo.reports.curves import arm_of_run, plot_training
+from gtpo.reports.metrics import Rows, finite_values, reward_names
+from gtpo.reports.summary import TEMPLATES, find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, command_of, existing_run, method_of
 from gtpo.runs.script import run_script
 from gtpo_loss import conflict_weights
@@ -55,6 +53,15 @@ class Group:
     gold_answer: str | None = None
     cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
 
+    def spans(self, i: int) -> list[tuple[str, float]]:
+        """Completion i as (text, weight), neighbouring tokens of one weight together."""
+        spans = []
+        weighted = zip(self.weights[i], self.tokens[i], strict=True)
+        for weight, run in itertools.groupby(weighted, key=itemgetter(0)):
+            text = "".join(token for _, token in run)
+            spans.append((text.replace("\n", "↵"), weight))
+        return spans
+
 
 def logged_text(logged: Any) -> str:
     """A prompt or completion of TRL's table as text: since 1.16 the table has the messages of a conversation."""
@@ -67,65 +74,40 @@ def read_group(
     """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run)."""
     from pyarrow.parquet import read_table
 
-    rows = read_table(table).to_pylist()[:group_size]
+    columns = read_table(table).slice(0, group_size).to_pydict()
+    advantages = columns["advantage"]
+    everywhere = torch.ones(len(advantages), 1, dtype=torch.bool)
+    on_spans = conflict_weights(everywhere, torch.tensor(advantages), positive_weight)[:, 0].tolist()
     tokens = []
     weights = []
-    for row in rows:
-        on_span = conflict_weights(
-            torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
-        ).item()
-        text = logged_text(row["completion"])
-        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(text)]
+    for completion, spans, on_span in zip(columns["completion"], columns["conflicts"], on_spans, strict=True):
+        text = logged_text(completion)
+        edges = [0, *itertools.chain(*spans), len(text)]
         tokens.append([text[a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
-    return rows[0]["step"], Group(
-        prompt=logged_text(rows[0]["prompt"]),
+    group = Group(
+        prompt=logged_text(columns["prompt"][0]),
         tokens=tokens,
-        rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
-        advantages=[row["advantage"] for row in rows],
+        rewards={name: columns[name] for name in rewards if name in columns},
+        advantages=advantages,
         weights=weights,
-        entropy=[row["entropy"] for row in rows],
-        keep=[row["delta"] for row in rows],
-        messages=rows[0].get("messages"),
-        gold_answer=rows[0].get("gold_answer"),
-        cut_off=[row["cut_off"] for row in rows if "cut_off" in row],
+        entropy=columns["entropy"],
+        keep=columns["delta"],
+        messages=columns.get("messages", [None])[0],
+        gold_answer=columns.get("gold_answer", [None])[0],
+        cut_off=columns.get("cut_off", []),
     )
-
-
-def _reward(value: float | None) -> str:
-    """A reward as text; "-" where the function gave none, which TRL stores as NaN."""
-    return "-" if value is None or math.isnan(value) else f"{value:g}"
-
-
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-)
-_TEMPLATES.filters["reward"] = _reward
+    return columns["step"][0], group
 
 
 def _macro(name: str) -> Any:
-    return getattr(_TEMPLATES.get_template("group.html.jinja").module, name)
+    return getattr(TEMPLATES.get_template("group.html.jinja").module, name)
 
 
 def group_html(group: Group) -> str:
     """The group as HTML: its prompt turn by turn, the gold answer, and its completions, highest advantage first."""
-    rows = []
-    for i in sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i]):
-        rewards = (_reward(values[i]) for values in group.rewards.values())
-        pairs = zip(group.tokens[i], group.weights[i], strict=True)
-        runs = itertools.groupby(pairs, key=lambda pair: pair[1])  # tokens of one weight
-        rows.append(
-            {
-                "numbers": [f"{group.advantages[i]:+.2f}", *rewards, f"{group.entropy[i]:.3f}"],
-                "spans": [("".join(t for t, _ in run).replace("\n", "↵"), weight) for weight, run in runs],
-                "kept": group.keep[i] != 0,
-                "cut_off": bool(group.cut_off) and group.cut_off[i],
-            }
-        )
-    turns = [(turn["role"], turn["content"]) for turn in group.messages or [{"role": "", "content": group.prompt}]]
-    if group.gold_answer is not None:
-        turns.append(("gold answer", group.gold_answer))
-    return str(_macro("group")(turns, list(group.rewards), rows))
+    order = sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i])
+    return str(_macro("group")(group, order))
 
 
 class Sample(NamedTuple):
@@ -139,8 +121,7 @@ class Sample(NamedTuple):
 
 def side_by_side(samples: Sequence[Sample]) -> str:
     """Completions of several steps as the columns of a table; a prompt that all of them have stands above it."""
-    common = samples[0].prompt if len({sample.prompt for sample in samples}) == 1 else ""
-    return str(_macro("side_by_side")(samples, common))
+    return str(_macro("side_by_side")(samples))
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
@@ -148,34 +129,62 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     run = existing_run(run_directory)
     rows = run.read_metrics()
     settings = run.read_config()
-    svg = io.StringIO()
-    plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
-    shown: list[tuple[int, str]] = []
-    samples: list[Sample] = []
-    tables = [path for path in run.completion_tables() if not path.is_symlink()]
-    for path in _spread(tables, groups):
-        try:
-            step, group = read_group(
-                path, settings["num_generations"], reward_names(rows), settings.get("conflict_positive_weight", 2.0)
-            )
-            shown.append((step, Markup(group_html(group))))
-            asked = group.messages[-1]["content"] if group.messages else group.prompt
-            first = {name: values[0] for name, values in group.rewards.items()}
-            samples.append(Sample(step, asked, "".join(group.tokens[0]), first))
-        except UNREADABLE as error:
-            logger.warning("%s cannot be read and is not shown: %s", path, error)
-    held_out = read_held_out(run, groups)
-    page = _TEMPLATES.get_template("report.html.jinja").render(
-        method=method_of(run) or "run",
-        facts=_facts(run, settings, rows),
-        curves="<svg" + svg.getvalue().partition("<svg")[2],
-        held_out=Markup(side_by_side(held_out)) if held_out else "",
-        samples=Markup(side_by_side(samples)) if len(samples) > 1 else "",
+    environment: dict[str, Any] = {}
+    with suppress(*UNREADABLE):
+        environment = run.read_environment()
+    method = method_of(run)
+    shown, samples = _read_groups(run, settings, reward_names(rows), groups)
+    page = TEMPLATES.get_template("report.html.jinja").render(
+        method=method,
+        ended=date.fromtimestamp(run.metrics.stat().st_mtime),
+        base=MODEL_ALIASES.get(settings["model"], settings["model"]),
+        environment=environment,
+        problems=find_problems(rows, settings.get("max_completion_length")).values(),
+        scores=score_lines(run, rows),
+        entropy=initial_entropy_text(run),
+        seconds=finite_values(rows, "step_time"),
+        again=method and command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME"),
+        curves=_curves(run, settings["run_name"], rows),
+        held_out=read_held_out(run, groups),
+        samples=samples,
         groups=shown,
         settings=settings,
     )
     write_atomically(run.report, page)
     return run.report
+
+
+def _curves(run: RunDirectory, name: str, rows: Rows) -> str:
+    """The curves as SVG whose text and axes have the color of the page."""
+    figure = plot_training({name: rows}, arms={name: arm_of_run(run)})
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", transparent=True)
+    _, tag, drawing = svg.getvalue().partition("<svg")
+    return tag + drawing.replace("#000000", "currentColor")
+
+
+def _read_groups(
+    run: RunDirectory, settings: Mapping[str, Any], rewards: Sequence[str], count: int
+) -> tuple[list[tuple[int, str]], list[Sample]]:
+    """Of so many stored tables (step, HTML) of the first group, and its first completion.
+
+    A table that cannot be read is logged.
+    """
+    shown = []
+    samples = []
+    tables = [path for path in run.completion_tables() if not path.is_symlink()]
+    positive_weight = settings.get("conflict_positive_weight", 2.0)
+    for path in _spread(tables, count):
+        try:
+            step, group = read_group(path, settings["num_generations"], rewards, positive_weight)
+            shown.append((step, group_html(group)))
+        except UNREADABLE as error:
+            logger.warning("%s cannot be read and is not shown: %s", path, error)
+            continue
+        asked = group.messages[-1]["content"] if group.messages else group.prompt
+        first = {name: values[0] for name, values in group.rewards.items()}
+        samples.append(Sample(step, asked, "".join(group.tokens[0]), first))
+    return shown, samples
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:
@@ -194,25 +203,6 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
         completion = logged_text(stored["completion"])
         samples.append(Sample(stored["step"], prompt, completion, stored["rewards"]))
     return samples
-
-
-def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-    """Problems, scores, initial entropy, duration, machine and the command that repeats the run."""
-    lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
-    lines += score_lines(run, rows)
-    if entropy := initial_entropy_text(run):
-        above = settings.get("entropy_threshold", math.log(2))
-        lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}, threshold {above:.3f} nats")
-    if seconds := [row["step_time"] for row in rows if row.get("step_time")]:
-        total = f"{timedelta(seconds=round(sum(seconds)))} in all, {fmean(seconds):.1f} s each"
-        lines.append(f"Steps took {total}, without checkpoints and evaluations")
-    with suppress(*UNREADABLE):
-        found = run.read_environment()
-        lines.append(f"On {', '.join(found['gpus']) or str(found['cpu_count']) + ' CPU cores'}, {found['platform']}")
-    if method_of(run):
-        again = command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME")
-        lines.append(f"The same run again: {again}")
-    return lines
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pandas import Series
+
 Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
 
 
@@ -20,18 +22,28 @@ def of_training(rows: Rows) -> Rows:
 
 def reward_names(rows: Rows) -> list[str]:
     """The reward functions of a run, from its metrics."""
-    names = (re.fullmatch("rewards/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
-    return [match[1] for match in names if match]
+    names: dict[str, None] = {}
+    for row in rows:
+        for key in row:
+            match = re.fullmatch("rewards/(.+)/mean", key)
+            if match:
+                names[match[1]] = None
+    return list(names)
 
 
 def finite_values(rows: Rows, metric: str) -> list[float]:
     """The values of a metric that are finite numbers."""
-    return [value for row in rows if isinstance(value := row.get(metric), int | float) and math.isfinite(value)]
+    values = []
+    for row in rows:
+        value = row.get(metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            values.append(value)
+    return values
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Trailing mean over the last ``window`` values; over fewer at the start."""
-    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+    return list(Series(values, dtype=float).rolling(window, min_periods=1).mean())
 
 
 def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], list[float]]:

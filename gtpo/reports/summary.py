@@ -2,14 +2,16 @@
 
 import json
 import logging
+import math
 import shlex
-import textwrap
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import jinja2
 from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings
@@ -31,6 +33,10 @@ _PERCENT = {  # metric -> label and the factor that makes it percent
     "mean_token_accuracy": ("token accuracy", 100),
     "completions/clipped_ratio": ("cut off", 100),
 }
+_NO_ADVANTAGE = (
+    "every reward ({}) {}, so all advantages are 0: read the completions in report.html (`python -m gtpo.reports.html "
+    "RUN` writes it)"
+)
 _OURS = ("accuracy_reward", "format_reward")  # logged as accuracy and formatting too
 
 
@@ -46,39 +52,52 @@ def scores(rows: Rows) -> list[str]:
 
 def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
     """A line with the scores on the training prompts, and one with those on the held-out rows, as far as they exist."""
+    lines = []
     found = scores(rows)
-    window = _window_of(rows)
-    steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
-    training = f"{steps}: {', '.join(found)}" if found else None
-    return [line for line in (training, held_out_text(rows, run.read_best())) if line]
+    if found:
+        window = _window_of(rows)
+        steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
+        lines.append(f"{steps}: {', '.join(found)}")
+    held_out = held_out_text(rows, run.read_best())
+    if held_out:
+        lines.append(held_out)
+    return lines
 
 
 def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
     """The scores of the first and last evaluation on held-out rows, and that of best/; None where there is none."""
     evaluations = [row for row in rows if is_held_out(row)]
-    found = _compared([{name.removeprefix("eval_"): v for name, v in row.items()} for row in evaluations], 1)
+    unprefixed = [{name.removeprefix("eval_"): value for name, value in row.items()} for row in evaluations]
+    found = _compared(unprefixed, 1)
     if not found:
         return None
-    text = f"Held-out rows, steps {evaluations[0].get('step')} to {evaluations[-1].get('step')}: "
-    selected = [name for name in best or () if name.startswith("eval_")]
-    in_best = f"; best/ has {selected[0]} {best[selected[0]]:.4g} of step {best['step']}" if best and selected else ""
-    return text + ", ".join(found) + in_best
+    first = evaluations[0].get("step")
+    last = evaluations[-1].get("step")
+    text = f"Held-out rows, steps {first} to {last}: {', '.join(found)}"
+    for name, value in (best or {}).items():
+        if best and name.startswith("eval_"):
+            return f"{text}; best/ has {name} {value:.4g} of step {best['step']}"
+    return text
 
 
 def _compared(rows: Rows, window: int) -> list[str]:
     """Each metric with its first and last mean over some rows; values that are not finite do not count."""
     rewards = reward_names(rows)
+    others = {f"rewards/{name}/mean": name for name in rewards if name not in _OURS}
+    if not rewards:
+        others["loss"] = "loss"
     found = []
-    others = {f"rewards/{name}/mean": name for name in rewards if name not in _OURS} if rewards else {"loss": "loss"}
     for metric in [*_PERCENT, *others]:
-        if values := finite_values(rows, metric):
-            first = fmean(values[:window])
-            last = fmean(values[-window:])
-            if metric in _PERCENT:
-                label, factor = _PERCENT[metric]
-                found.append(f"{label} {factor * first:.1f} -> {factor * last:.1f} %")
-            else:
-                found.append(f"{others[metric]} {first:.3g} -> {last:.3g}")
+        values = finite_values(rows, metric)
+        if not values:
+            continue
+        first = fmean(values[:window])
+        last = fmean(values[-window:])
+        if metric in others:
+            found.append(f"{others[metric]} {first:.3g} -> {last:.3g}")
+        else:
+            label, factor = _PERCENT[metric]
+            found.append(f"{label} {factor * first:.1f} -> {factor * last:.1f} %")
     return found
 
 
@@ -95,34 +114,53 @@ def initial_entropy_text(run: RunDirectory) -> str | None:
 def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
     """What makes the last ``PROBLEM_STEPS`` logged steps useless: a short name -> a sentence that says what to do."""
     every = of_training(rows)
-    rows = every[-PROBLEM_STEPS:]
-    if not rows:
+    last = every[-PROBLEM_STEPS:]
+    if not last:
         return {}
-    steps = f"steps {rows[0].get('step')} to {rows[-1].get('step')}"
+    steps = f"steps {last[0].get('step')} to {last[-1].get('step')}"
     problems = {}
-    cut = finite_values(rows, "completions/clipped_ratio")
+    cut = finite_values(last, "completions/clipped_ratio")
     if cut and fmean(cut) >= CUT_OFF:
-        problems["cut off"] = (
-            f"{100 * fmean(cut):.0f} % of the completions of {steps} were cut off at {max_completion_length} tokens: "
-            "raise --max_completion_length"
-        )
-    logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
-    spread = max((value for values in _rewards(every, logged, "std") for value in values), default=0)
-    is_same = spread <= 1e-6
-    for means in _rewards(every, logged, "mean"):
-        is_same &= max(means) - min(means) < 1e-6
-    is_zero = not any(map(any, _rewards(rows, logged, "mean") + _rewards(rows, logged, "std")))
-    if logged and (is_zero or is_same):
-        problems["zero" if is_zero else "constant"] = (
-            f"every reward ({', '.join(logged)}) {f'of {steps} was 0' if is_zero else 'was always the same'}, so all "
-            "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
-        )
+        share = f"{100 * fmean(cut):.0f} % of the completions of {steps}"
+        problems["cut off"] = f"{share} were cut off at {max_completion_length} tokens: raise --max_completion_length"
+    logged = [name for name in reward_names(last) if finite_values(last, f"rewards/{name}/mean")]
+    if logged and all(_is_zero(last, name) for name in logged):
+        problems["zero"] = _NO_ADVANTAGE.format(", ".join(logged), f"of {steps} was 0")
+    elif logged and all(_is_constant(every, name) for name in logged):
+        problems["constant"] = _NO_ADVANTAGE.format(", ".join(logged), "was always the same")
     return problems
 
 
-def _rewards(rows: Rows, names: Sequence[str], what: str) -> list[list[float]]:
-    """The logged means, or standard deviations, of each reward."""
-    return [finite_values(rows, f"rewards/{name}/{what}") for name in names]
+def _means_and_stds(rows: Rows, reward: str) -> tuple[list[float], list[float]]:
+    return finite_values(rows, f"rewards/{reward}/mean"), finite_values(rows, f"rewards/{reward}/std")
+
+
+def _is_zero(rows: Rows, reward: str) -> bool:
+    means, stds = _means_and_stds(rows, reward)
+    return not any(means) and not any(stds)
+
+
+def _is_constant(rows: Rows, reward: str) -> bool:
+    means, stds = _means_and_stds(rows, reward)
+    return max(means) - min(means) < 1e-6 and max(stds, default=0) <= 1e-6
+
+
+def _reward(value: float | None) -> str:
+    """A reward as text; "-" where the function gave none, which TRL stores as NaN."""
+    return "-" if value is None or math.isnan(value) else f"{value:g}"
+
+
+def _duration(seconds: float) -> str:
+    """``0:01:20``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=jinja2.select_autoescape(["html.jinja"]),
+    undefined=jinja2.StrictUndefined,
+)
+TEMPLATES.filters |= {"reward": _reward, "duration": _duration, "quoted": shlex.quote}
 
 
 class RunMessages(TrainerCallback):
@@ -157,19 +195,22 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":
-        each = f"{counted(count // settings.group_size, 'prompt')} x {settings.group_size} completions of at most "
-        each += f"{_length_limit(settings):,} tokens"
+        groups = counted(count // settings.group_size, "prompt")
+        each = f"{groups} x {settings.group_size} completions of at most {_length_limit(settings):,} tokens"
+    resumed = f"; continues after step {done:,}" if done else ""
     return [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
-        + (f"; continues after step {done:,}" if done else ""),
+        f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}{resumed}",
     ]
 
 
 def log_summary(trainer: Any, settings: Settings) -> None:
     """Log how the run ended."""
-    seconds = [row["train_runtime"] for row in trainer.state.log_history if "train_loss" in row]
-    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics(), seconds[-1] if seconds else None):
+    seconds = None
+    for row in trainer.state.log_history:
+        seconds = row.get("train_runtime", seconds)
+    rows = RunDirectory(settings.output_dir).read_metrics()
+    for line in end_lines(settings, rows, seconds):
         logger.warning(line)
 
 
@@ -179,20 +220,15 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     ``seconds``: time of the training loop in this process; None if nothing was left to train.
     """
     run = RunDirectory(settings.output_dir)
-    problems = find_problems(rows, _length_limit(settings))
-    trained = run.adapter if settings.model.lora_rank else run.model
-    files = {"Adapter": run.adapter, "Model": run.model, "Merged model": run.merged, "Report": run.report}
-    since = " since --resume" if settings.run.resume else ""
-    time = f" ({timedelta(seconds=round(seconds))}{since})" if seconds is not None else ""
-    lines = [f"Run finished, but {'; '.join(problems.values())}." if problems else f"Run finished{time}: {run.path}"]
-    lines += [textwrap.fill(line, 100, subsequent_indent="  ") for line in score_lines(run, rows)]
-    lines += [f"{what}: {path}" for what, path in files.items() if path.exists()]
-    if settings.data.dataset in BENCHMARK_TITLES:
-        what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
-        lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")
-    else:
-        lines.append(f"Use it: {trained / 'README.md'} has a quick start")
-    return lines
+    text = TEMPLATES.get_template("end.txt.jinja").render(
+        run=run,
+        settings=settings,
+        seconds=seconds,
+        problems=find_problems(rows, _length_limit(settings)).values(),
+        scores=score_lines(run, rows),
+        benchmarks=BENCHMARK_TITLES,
+    )
+    return text.splitlines()
 
 
 def _length_limit(settings: Settings) -> int | None:

@@ -27,17 +27,12 @@ def start_wandb(settings: Settings) -> Any:
     name = run_directory.path.name
     identity = run_directory.wandb_id
     mode = os.environ.get("WANDB_MODE")
-    stored = identity.read_text(encoding="utf-8") if identity.is_file() and not identity.is_symlink() else ""
-    if not re.fullmatch("[0-9a-z]{8}", stored):  # of a stranger's run it could be a file of the user
-        stored = uuid.uuid4().hex[:8]
-        remove(identity)
-        write_atomically(identity, stored)
     options: dict[str, Any] = {
         "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],
         "config": {"method": method} | settings.to_dict(),
         "project": os.environ.get("WANDB_PROJECT", "gtpo"),
         "name": name,
-        "id": stored,
+        "id": _stored_id(identity),
         "resume": "allow",
         "group": run_label(name)[0],
         "dir": str(run_directory.path),
@@ -56,8 +51,7 @@ def start_wandb(settings: Settings) -> Any:
             run = wandb.init(mode=mode, **options)
     except wandb.Error as error:
         reason = str(error).rstrip(".")
-        options["id"] = uuid.uuid4().hex[:8]  # the run that failed to start still holds the old id
-        write_atomically(identity, options["id"])
+        options["id"] = _new_id(identity)  # the run that failed to start still holds the old one
     if run is None:
         how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.wandb))}/offline-run-*` uploads it"
         logger.warning("wandb: %s, so this run is logged offline; %s.", reason, how_to_sync)
@@ -66,3 +60,18 @@ def start_wandb(settings: Settings) -> Any:
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return run
+
+
+def _stored_id(identity: Path) -> str:
+    """The id of the wandb run of this directory; a new one where the file has none."""
+    stored = identity.read_text(encoding="utf-8") if identity.is_file() and not identity.is_symlink() else ""
+    if re.fullmatch("[0-9a-z]{8}", stored):  # of a stranger's run it could be a file of the user
+        return stored
+    remove(identity)
+    return _new_id(identity)
+
+
+def _new_id(identity: Path) -> str:
+    new = uuid.uuid4().hex[:8]
+    write_atomically(identity, new)
+    return new

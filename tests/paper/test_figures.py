@@ -13,7 +13,7 @@ from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value,
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.reports.curves import PANELS, panels_of, plot_training
+from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
 from gtpo.reports.metrics import smooth
 from paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from paper.matrix import groups_of, runs_of, scored_name
@@ -80,13 +80,16 @@ def test_runs_with_the_same_name_need_labels(
 ) -> None:
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
-    monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda r, w: seen.append(r) or plot_training(r, w))
+    monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda *a: seen.append(a) or plot_training(*a))
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
     with pytest.raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
         run_figures("--runs", *runs, "--output", output)
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B")
-    assert seen == [{"A": rows(3), "B": rows(3, offset=9.0)}]
+    (Path(runs[0]) / "config.yaml").write_text("{model: tiny, gamma: 0.0, entropy_filter: 'off'}")
+    run_figures("--runs", *runs, "--output", output, "--labels", "A", "B", "--window", "2")
+    logged = {"A": rows(3), "B": rows(3, offset=9.0)}
+    assert seen == [(logged, 10, {}), (logged, 2, {"A": "correction"})]
 
 
 # The paper's figures, from small runs on disk
@@ -115,11 +118,7 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
     panels = spec["panels"]
     assert len(figure.axes) == len(panels) * len(groups)
     for i, (title, curves) in enumerate(groups.items()):
-        axes = (
-            figure.axes[i :: len(groups)]
-            if spec.get("groups") == "columns"
-            else figure.axes[i * len(panels) :][: len(panels)]
-        )
+        axes = figure.axes[i :: len(groups)]
         rate = {"rate that learns": ", learning rate 0.001", "high rate": ", learning rate 0.0028"}.get(title, "")
         assert axes[0].get_title(loc="left") == title + rate
         of_k = "k; GRPO at its best step" if title.startswith(("high rate", "LLaMA")) else "k"
@@ -194,6 +193,17 @@ def test_a_group_of_curves_without_runs_is_left_out_and_one_with_fewer_seeds_say
     assert titles(**{"gtpo-g8": {1: rows}}) == [first]
     both = titles(**{"gtpo-g8": {1: rows, 2: rows}, "gtpo-late-g8": {1: rows}})
     assert both == [first, "high rate, learning rate 0.0028, n = 1"]
+
+
+def test_the_color_is_the_method_and_the_dash_the_condition() -> None:
+    """Fig. 3: GTPO, its correction alone, GRPO with three β."""
+    rows = {1: [{"step": step, "accuracy": 50.0, "formatting": 90.0} for step in (1, 2)]}
+    found = draw(MATRIX, "fig3", "tiny", results_of(dict.fromkeys(runs_of(MATRIX, ["fig3"], "tiny"), rows)))
+    assert [(line.get_color(), line.get_linestyle()) for line in found.axes[1].lines] == [
+        *(("#0072B2", "-"), ("#D55E00", "-")),
+        *(("#777777", "-"), ("#777777", "--"), ("#777777", "-.")),
+    ]
+    assert {line.get_linewidth() for line in found.axes[1].lines} == {LINE_WIDTH}
 
 
 def test_seeds_of_different_length_are_compared_at_common_steps() -> None:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import re
-from html.parser import HTMLParser
+from xml.etree import ElementTree
 
-import pytest
 from helpers.hostile_html import HOSTILE
 from markupsafe import escape
+from pytest import mark
 
 from gtpo.reports.html import Group, group_html
 
@@ -25,39 +25,24 @@ VIEW = Group(
 )
 
 
-class Table(HTMLParser):
+class Table:
     """What a browser shows: the cells of each row, and the pieces of each completion with colour and strikethrough."""
 
-    void = frozenset({"br", "meta", "img", "input"})
-
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, str]] = []
-        self.rows: list[list[str]] = []
-        self.pieces: list[list[tuple[str, str | None, bool]]] = []
-        self.tags: set[str] = set()
-        self.feed(text)
-        assert not self.open, f"not closed: {self.open}"
+        root = ElementTree.fromstring(text)
+        self.tags = {element.tag for element in root.iter()}
+        self.rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+        self.pieces = [pieces_of(code) for code in root.iterfind(".//td/code")]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.open.append((tag, dict(attrs).get("style") or ""))
-        if tag == "tr":
-            self.rows.append([])
-            self.pieces.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data: str) -> None:
-        names = [tag for tag, _ in self.open]
-        if "td" in names or "th" in names:
-            self.rows[-1][-1] += data
-        if "td" in names and "code" in names:
-            colours = [match[1] for tag, style in self.open if (match := re.fullmatch("background: (.*)", style))]
-            self.pieces[-1].append((data, colours[-1] if colours else PLAIN, "s" in names))
+def pieces_of(code: ElementTree.Element) -> list[tuple[str | None, str | None, bool]]:
+    struck = code.find("s")
+    inside = code if struck is None else struck
+    pieces = [(inside.text, PLAIN, struck is not None)]
+    for span in inside:
+        pieces.append((span.text, span.attrib["style"].removeprefix("background: "), struck is not None))
+        pieces.append((span.tail, PLAIN, struck is not None))
+    return [piece for piece in pieces if piece[0]]
 
 
 def test_rows_are_completions_sorted_by_advantage() -> None:
@@ -71,7 +56,7 @@ def test_rows_are_completions_sorted_by_advantage() -> None:
 
 
 def test_tokens_are_coloured_by_their_weight_and_filtered_completions_struck_out() -> None:
-    assert Table(group_html(VIEW)).pieces[1:] == [
+    assert Table(group_html(VIEW)).pieces == [
         [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)],
         [("3", PLAIN, False)],
         [("<answer>↵", GREY, False), ("1", PLAIN, False), ("</s>", GREY, False)],
@@ -86,13 +71,13 @@ def test_a_completion_that_was_cut_off_has_a_mark() -> None:
 def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     page = group_html(dataclasses.replace(VIEW, messages=turns, gold_answer="2"))
-    blocks = re.findall(r"<b>([^<]*)</b><br><code[^>]*>([^<]*)</code>", page)
+    blocks = re.findall(r"<b>([^<]*)</b><br/><code[^>]*>([^<]*)</code>", page)
     assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
     assert "How many?" not in page  # the text of the template
     assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@mark.parametrize("text", HOSTILE)
 def test_everything_is_escaped(text: str) -> None:
     view = Group(text, [[text[:3], text[3:]]], {text: [1.0]}, [0.0], [[1.0, 1.0]], [0.5], [1.0])
     table = Table(group_html(view))

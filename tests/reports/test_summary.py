@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from helpers.settings import parsed
+from pytest import LogCaptureFixture, mark
 from transformers import TrainerControl, TrainerState
 
 from gtpo.arguments import Settings
@@ -38,7 +38,7 @@ def of_accuracy(*values: Any) -> list[dict[str, Any]]:
 NAMES = ("rewards/accuracy_reward/mean", "rewards/format_reward/mean", "rewards/mine/mean")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("rows", "expected"),
     [
         (of_accuracy(10.0, 20.0, 30.0, 60.0, 80.0), ["accuracy 15.0 -> 70.0 %"]),  # shorter than twenty: its halves
@@ -101,7 +101,7 @@ def test_a_reward_that_gives_none_does_not_count() -> None:
     assert "(a)" in find_problems([row(step, **zero, **none) for step in range(1, 6)], 64)["zero"]
 
 
-def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     messages = RunMessages(settings_of(tmp_path / "a run"), 100)
     args = SimpleNamespace(output_dir=str(tmp_path / "a run"), world_size=1)
     bad = {"completions/clipped_ratio": 1.0, "rewards/a/mean": 0.0, "rewards/a/std": 0.0}
@@ -127,3 +127,21 @@ def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
     rows = [row(step, completions__clipped_ratio=1.0) for step in (1, 2, 3)]
     lines = end_lines(settings_of(tmp_path), rows, 5.0)
     assert "--max_completion_length" in lines[0] and sum("finished" in line for line in lines) == 1
+
+
+def test_the_last_lines_of_a_run(tmp_path: Path) -> None:
+    """Scores wrap at 80 columns between words, files that exist are named, and a path with a space is quoted."""
+    run = tmp_path / "a run"
+    (run / "adapter").mkdir(parents=True)
+    long = {f"rewards__{name}__mean": 2.0 for name in ("of_the_first_file", "of_the_second_file", "of_the_third_file")}
+    lines = end_lines(settings_of(run), [row(step, **long) for step in range(1, 41)], 80.4)
+    assert lines == [
+        f"Run finished (0:01:20): {run}",
+        "Means of the first and last 10 logged steps: cut off 25.0 -> 25.0 %, a 1 -> 1,",
+        "  of_the_first_file 2 -> 2, of_the_second_file 2 -> 2, of_the_third_file 2 -> 2",
+        f"Adapter: {run}/adapter",
+        f"Evaluate: python evaluate.py --benchmarks arithmetic --runs '{run}'",
+    ]
+    own = settings_of(run)
+    own.data.dataset = "mine.jsonl"
+    assert end_lines(own, [row(1)], None)[-1] == f"Use it: {run}/adapter/README.md has a quick start"

@@ -1,8 +1,9 @@
 """A run's completions table and report page: values belong to the right completion, although rows are shuffled."""
 
 import json
+import os
 import shutil
-from datetime import timedelta
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,10 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert "A group of step 1<" in page and "A group of step 2<" in page
     assert "<title>GRPO of tiny on canned: &lt;a run&gt;</title>" in page
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
+    drawing = page.partition("<svg")[2].partition("</svg>")[0]
+    assert "stroke: currentColor" in drawing and "#000000" not in drawing  # text and axes: readable on a dark page
+    assert "fill: #ffffff" not in drawing and "background" not in page.partition("</style>")[0]
+    assert 'data-name="reward_parity"' in page  # the label of a value in the stacked table of a narrow page
 
 
 def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run: Path, tmp_path: Path) -> None:
@@ -227,6 +232,13 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     steps = [json.loads(line)["step_time"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all, {sum(steps) / len(steps):.1f} s each" in changed
     assert "<p>On 2 CPU cores, Linux</p>" in changed and "<p>On " not in page
+    os.utime(copy / "metrics.jsonl", (0, datetime(2026, 3, 5, 12).timestamp()))
+    (copy / "environment.json").write_text(json.dumps({"git_revision": "0123456789ab" + 28 * "c" + "-dirty"}))
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"model": "llama"}))
+    base = "base model meta-llama/Llama-3.1-8B-Instruct"
+    head = f"<p>Last step on 5 March 2026 · {base} · git revision 0123456789ab-dirty</p>"
+    assert head in write_report(copy).read_text()
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
     assert "reward_parity" in page and "cut off at" not in page
     (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]

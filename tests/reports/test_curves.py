@@ -1,0 +1,40 @@
+"""Training curves: the color of a line is the method of its run, its dash the condition, all lines are equally wide."""
+
+from typing import Any
+
+from pytest import mark
+
+from gtpo.reports.curves import arm_of, plot_training
+
+
+@mark.parametrize(
+    ("method", "settings", "arm"),
+    [
+        ("gtpo", {}, "gtpo"),
+        ("gtpo", {"gamma": 0.0, "entropy_filter": "auto"}, "gtpo"),
+        ("gtpo", {"gamma": 0.1, "entropy_filter": "off"}, "gtpo"),
+        ("gtpo", {"gamma": 0.0, "entropy_filter": "off"}, "correction"),
+        ("gtpo", {"conflict_correction": False}, "entropy_control"),
+        ("gtpo", {"loss_type": "dr_grpo"}, "gtpo"),
+        ("grpo", {"loss_type": "grpo", "objective": None}, "grpo"),
+        ("grpo", {"loss_type": "dr_grpo"}, "dr_grpo"),
+        ("grpo", {"objective": "mine.py:Mine"}, "objective"),
+        ("sft", {}, "sft"),
+    ],
+)
+def test_the_arm_of_a_run(method: str, settings: dict[str, Any], arm: str) -> None:
+    assert arm_of(method, settings) == arm
+
+
+def test_the_lines_of_one_run() -> None:
+    """The mean, held-out rows with a marker for each evaluation, any format below the mean."""
+    rows: list[dict[str, Any]] = [{"step": 0, "eval_runtime": 1.0, "eval_accuracy": 10.0}]
+    rows += [{"step": step, "accuracy": 10.0 * step, "accuracy_lenient": 20.0} for step in (1, 2)]
+    figure = plot_training({"GTPO": rows}, window=2)
+    logged, mean, lenient, held_out = figure.axes[1].lines
+    assert list(logged.get_ydata()) == [10.0, 20.0] and list(mean.get_ydata()) == [10.0, 15.0]
+    assert lenient.get_label() == "GTPO, any format, where it differs" and lenient.get_linestyle() == ":"
+    assert logged.get_linewidth() < mean.get_linewidth() and lenient.get_zorder() < mean.get_zorder()
+    assert (held_out.get_label(), list(held_out.get_xdata()), held_out.get_marker()) == ("GTPO, held out", [0], "o")
+    assert {line.get_color() for line in figure.axes[1].lines} == {"#0072B2"}
+    assert "last 2 logged steps" in figure.get_suptitle()
