@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, TempPathFactory, fixture
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.storage import problems_hash
 
 
-@pytest.fixture(scope="session")
-def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+@fixture(scope="session")
+def adapters(tiny: Path, tmp_path_factory: TempPathFactory) -> list[Path]:
     """Two adapters of the tiny model with different weights."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -32,8 +32,8 @@ def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return directories
 
 
-@pytest.fixture
-def outputs(adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture
+def outputs(adapters: list[Path], tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A working directory whose outputs/ has an older and a newer finished run, and an unfinished one."""
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "outputs"
@@ -50,7 +50,7 @@ def outputs(adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 ANSWER = "<reasoning>\nso\n</reasoning>\n<answer>\n{}\n</answer>"
 
 
-@pytest.fixture
+@fixture
 def texts_by_hand() -> dict[str, list[str]]:
     """Three problems, k = 4. r: correct, w and v: two wrong answers, x: no answer, f: correct without the format.
 
@@ -68,7 +68,7 @@ def texts_by_hand() -> dict[str, list[str]]:
     return texts
 
 
-@pytest.fixture
+@fixture
 def store(tmp_path: Path) -> Callable[..., Path]:
     """``store(texts, label)``: a complete completion file of arithmetic; ``texts`` are the completions by problem."""
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from peft import PeftModel
+from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.errors import printable
@@ -19,7 +19,7 @@ from gtpo.prompts import to_messages
 QUESTION = "How much is 3 + 4?"
 
 
-def shown(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def shown(argv: list[str], monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> list[str]:
     """What is printed below each title, in order."""
     monkeypatch.setattr(sys, "argv", ["chat", *argv, "--max_new_tokens", "12"])
     chat.main()
@@ -43,7 +43,7 @@ def greedy(tiny: Path, adapter: Path | None, messages: Any) -> str:
 
 
 def test_base_and_adapter_answer_greedily_until_an_empty_line(
-    adapters: list[Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    adapters: list[Path], tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     expected = [greedy(tiny, adapter, to_messages(QUESTION)) for adapter in (None, adapters[0])]
     assert expected[0] != expected[1]
@@ -54,7 +54,7 @@ def test_base_and_adapter_answer_greedily_until_an_empty_line(
 
 
 def test_the_prompt_of_the_run_is_used(
-    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    outputs: Path, tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     (outputs / "older" / "config.yaml").write_text("system_prompt: Be brief.\n")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
@@ -64,7 +64,7 @@ def test_the_prompt_of_the_run_is_used(
 
 
 def test_a_merged_or_base_model_is_asked_alone(
-    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    outputs: Path, tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     expected = [greedy(tiny, None, to_messages(QUESTION))]
     assert shown([str(tiny), QUESTION], monkeypatch, capsys) == expected
@@ -76,7 +76,7 @@ def test_a_merged_or_base_model_is_asked_alone(
     assert list(map(chat.is_model, names)) == [True, True, False, False, False]
 
 
-def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: MonkeyPatch) -> None:
     (outputs / "older" / "config.yaml").write_text("load_in_4bit: true\n")
     monkeypatch.setattr("gtpo.evaluation.targets.gpu_is_available", lambda: True)
     monkeypatch.setattr("gtpo.evaluation.targets.is_installed", lambda package: True)
@@ -90,9 +90,9 @@ def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, mo
 
 def test_the_tiny_model_says_what_it_knows(
     adapters: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+    caplog: LogCaptureFixture,
 ) -> None:
     shown(["tiny", QUESTION], monkeypatch, capsys)
     assert "word problems like those of --dataset arithmetic" in caplog.text

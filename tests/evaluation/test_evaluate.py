@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from helpers.scripts import ROOT
+from pytest import CaptureFixture, MonkeyPatch, approx, fail, mark, raises
 
 import evaluate
 from gtpo.data.load import load_benchmark
@@ -20,7 +20,7 @@ from gtpo.evaluation.storage import read_completions
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *argv: object) -> None:
+def run(monkeypatch: MonkeyPatch, *argv: object) -> None:
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
     evaluate.main()
 
@@ -32,10 +32,8 @@ def results(directory: Path) -> list[dict]:
 SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
 
 
-@pytest.mark.slow
-def test_a_kill_changes_nothing(
-    tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mark.slow
+def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """kill -9 after some lines, and in the middle of one: completions and results are those without a kill."""
     monkeypatch.chdir(tmp_path)
     argv = [str(value) for value in (*SMALL, "--runs", adapters[0], "--output_dir")]
@@ -60,7 +58,7 @@ def test_a_kill_changes_nothing(
 
 
 def test_base_and_adapters_side_by_side(
-    outputs: Path, adapters: list[Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    outputs: Path, adapters: list[Path], tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     run(monkeypatch, *SMALL, "--runs", "base", "outputs/older", "outputs/older/best")
     directory = Path("outputs/evaluation")
@@ -87,18 +85,18 @@ def test_base_and_adapters_side_by_side(
 
     # Stored completions are not sampled again; the table has the rows in the order of the flags.
     capsys.readouterr()
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("the model was loaded again"))
+    monkeypatch.setattr(SAMPLER, lambda *_: fail("the model was loaded again"))
     run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     labels = ["older", f"base-{tiny.name}"]
     assert [line[0] for line in lines if line and line[0] in labels][:2] == labels
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
-    with pytest.raises(UsageError, match="adapter"):  # another one, before a model is loaded
+    with raises(UsageError, match="adapter"):  # another one, before a model is loaded
         run(monkeypatch, *SMALL, "--runs", "outputs/older")
 
 
 def test_shards_complete_what_is_stored_and_overwrite_samples_again(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """An interrupted evaluation is split, then split in another way; what no shard has, the merge samples."""
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
@@ -125,27 +123,27 @@ def test_shards_complete_what_is_stored_and_overwrite_samples_again(
 
 
 def test_regrade_grades_stored_completions_without_a_model(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(SAMPLER, lambda *_: fail("a model was loaded"))
     path = store(texts_by_hand)
     store(texts_by_hand, "other")
     run(monkeypatch, "--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
     assert [entry["label"] for entry in results(tmp_path)] == ["other", "run"]
-    assert results(tmp_path)[1]["scores"]["pass"]["4"] == pytest.approx(200 / 3, abs=1e-5)
+    assert results(tmp_path)[1]["scores"]["pass"]["4"] == approx(200 / 3, abs=1e-5)
     wrong = texts_by_hand["arithmetic/2"][1]
     gold = load_benchmark("arithmetic")[2].gold
     right = wrong.replace(str(int(gold) + 1), gold)
     path.write_text(path.read_text().replace(json.dumps(wrong), json.dumps(right)))
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
-    assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == pytest.approx([200 / 3, 100.0], abs=1e-5)
+    assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == approx([200 / 3, 100.0], abs=1e-5)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match="11 of 12"):
+    with raises(UsageError, match="11 of 12"):
         run(monkeypatch, "--regrade", "--output_dir", tmp_path)
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')
@@ -171,7 +169,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
     Path("mine.csv").write_text("task,gold\nAnother?,2\n")
-    with pytest.raises(UsageError, match="different problems"):
+    with raises(UsageError, match="different problems"):
         run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
-    with pytest.raises(UsageError, match="other settings"):
+    with raises(UsageError, match="other settings"):
         run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")

@@ -6,8 +6,8 @@ The rows are made up; ids, configurations, splits, columns and their types are t
 import re
 from typing import Any
 
-import pytest
 from helpers.scripts import ROOT
+from pytest import MonkeyPatch, mark
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
@@ -28,7 +28,7 @@ OF_MINERVA = [("2.45e6", r"2.45 \times 10^6"), ("e^{-t} + 2", "2+e^{-t}")]
 OF_OLYMPIAD = [("2", "2.0"), (r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,1)", "(2,1), (1,2)")]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("hub_id", "config", "split", "rows", "answers"),
     [
         ("math-ai/minervamath", None, "test", MINERVA, OF_MINERVA),
@@ -43,7 +43,7 @@ def test_the_command_of_the_docs_reads_the_columns(
     split: str,
     rows: list[dict[str, Any]],
     answers: list[tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     from datasets import Dataset
 

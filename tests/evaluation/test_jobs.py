@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 
 from gtpo.arguments import PromptArguments
 from gtpo.cli.parse import parse_evaluation
@@ -22,6 +22,9 @@ from gtpo.evaluation.sampling import Sampling
 from gtpo.files import fingerprint
 from gtpo.prompts import SYSTEM_PROMPT
 
+Store = Callable[..., Path]
+Texts = dict[str, list[str]]
+
 ROWS = load_benchmark("arithmetic")
 
 
@@ -29,7 +32,7 @@ def select(*names: str, **flags: Any) -> dict[str, str]:
     return select_benchmarks(EvaluationArguments(list(names), **flags))
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("source", "name"),
     [
         *(("data/my.test.csv", "my.test"), ("mine.PARQUET", "mine"), ("gsm8k.csv", "gsm8k.csv"), ("gsm8k", "gsm8k")),
@@ -42,10 +45,10 @@ def test_benchmarks_are_selected_once_and_the_name_of_yours_is_none_of_ours(sour
 
 
 def test_benchmarks_that_share_a_name_and_flags_for_none_are_refused() -> None:
-    with pytest.raises(UsageError, match="mine"):
+    with raises(UsageError, match="mine"):
         select("a/mine.csv", "b/mine.csv")
     for flag in ("prompt_column", "answer_column", "split", "dataset_config", "grader"):
-        with pytest.raises(UsageError, match=f"--{flag}"):
+        with raises(UsageError, match=f"--{flag}"):
             select("gsm8k", **{flag: "task"})
         assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
 
@@ -54,7 +57,7 @@ THINK = PromptArguments(system_prompt="none", tags="<think> </think> <answer> </
 
 
 def test_a_job_for_every_target_and_benchmark(
-    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     flags = EvaluationArguments(
         ["arithmetic", "arithmetic_hard"],
@@ -97,21 +100,21 @@ def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path
     (outputs / "older").rename(outputs / name)
     for overwrite in (True, False):
         flags = EvaluationArguments(["arithmetic"], runs=["base", f"outputs/{name}"], overwrite=overwrite)
-        with pytest.raises(UsageError, match=f"two of --runs are called {name}"):
+        with raises(UsageError, match=f"two of --runs are called {name}"):
             plan_evaluation(flags)
-    with pytest.raises(UsageError, match=f"two of --runs are called {name}"):
+    with raises(UsageError, match=f"two of --runs are called {name}"):
         plan_evaluation(EvaluationArguments(["arithmetic"], runs=[f"outputs/{name}", f"outputs/{name}/"]))
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])
+@mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])
 def test_a_signal_says_how_to_continue(
-    number: int, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    number: int, name: str, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["evaluate.py", "--k", "8"])
     before = [signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_DFL)]
     try:
         stop_on_signals()
-        with pytest.raises(SystemExit) as stopped:
+        with raises(SystemExit) as stopped:
             os.kill(os.getpid(), number)
         assert stopped.value.code == 128 + number
         assert caplog.messages == [f"\nstopped by {name}; continue with: python evaluate.py --k 8"]
@@ -124,7 +127,7 @@ def test_a_signal_says_how_to_continue(
 
 
 def test_vllm_gets_its_flags_and_has_no_batch_size(
-    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     started: list[tuple] = []
     monkeypatch.setattr(sampling, "choose_sampler", lambda *_: "vllm")
@@ -136,9 +139,7 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     assert started == [(str(tiny), plan.sampling, 4, 0.5, PromptArguments())]
 
 
-def test_stored_jobs_are_those_of_the_benchmarks(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Texts, tmp_path: Path) -> None:
     path = store(texts_by_hand)
     other = path.rename(path.with_name("gsm8k.jsonl"))
     store(texts_by_hand, "another")
@@ -148,18 +149,18 @@ def test_stored_jobs_are_those_of_the_benchmarks(
     assert (job.path, job.problems) == (tmp_path / "another" / "arithmetic.jsonl", Problems(ROWS[:3]))
     other.unlink()
     job.path.write_text(job.path.read_text().replace(job.head.settings["problems_hash"], ""))
-    with pytest.raises(UsageError, match="--data_dir"):  # other problems
+    with raises(UsageError, match="--data_dir"):  # other problems
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
     (tmp_path / "secret.jsonl").write_text('"SECRET"\n')  # a file of the user, in results of a stranger
     own = job.path.rename(job.path.with_name("own.jsonl"))
     own.write_text(own.read_text().replace('"source": "arithmetic"', f'"source": "{tmp_path}/secret.jsonl"'))
-    with pytest.raises(UsageError, match=r"secret\.jsonl: name --benchmarks") as error:
+    with raises(UsageError, match=r"secret\.jsonl: name --benchmarks") as error:
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
     assert "SECRET" not in str(error.value)
 
 
 def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, texts_by_hand: Texts, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     path = store(texts_by_hand)
     path.write_text(path.read_text().replace('{"source": "arithmetic"}', '{"source": "arithmetic", "data_dir": "was"}'))
@@ -174,7 +175,7 @@ def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(
 
 
 def test_regrade_names_completions_of_an_adapter_that_was_trained_again(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, texts_by_hand: Texts, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     path = store(texts_by_hand)
     adapter = tmp_path / "adapter"
@@ -196,5 +197,5 @@ def test_regrade_refuses_what_is_stored() -> None:
     values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
     for name in [*STORED_FLAGS, "max-new-tokens"]:
         flags, given = parse_evaluation(EvaluationArguments, ["--regrade", f"--{name}={values.get(name, '1')}"])
-        with pytest.raises(UsageError, match=f"--{name.replace('-', '_')}"):
+        with raises(UsageError, match=f"--{name.replace('-', '_')}"):
             find_stored_jobs(flags, given)

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from helpers.scripts import ROOT
+from pytest import CaptureFixture, MonkeyPatch, mark
 
 import evaluate
 from gtpo.data.load import load_benchmark
@@ -33,7 +33,7 @@ PAIRS = [  # gold answer, answer, ours, math-verify's
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer", "ours", "theirs"), PAIRS)
+@mark.parametrize(("gold", "answer", "ours", "theirs"), PAIRS)
 def test_verdicts_of_both_graders(gold: str, answer: str, ours: bool, theirs: bool) -> None:
     assert (is_correct(answer, gold), math_verify_accepts(answer, gold)) == (ours, theirs)
     assert not math_verify_accepts(None, gold)
@@ -53,7 +53,7 @@ def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> Non
 
 
 def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 0.3)
     before = timeouts()
@@ -67,7 +67,7 @@ def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
 
 
-def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
     for name, source in (("arithmetic", "arithmetic"), ("mine", "mine.jsonl")):
@@ -78,7 +78,7 @@ def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: pytes
 
 
 def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
-    store: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Callable[..., Path], tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     gold = load_benchmark("arithmetic")[0].gold
     answers = (gold, f"{gold} dollars", f"2x = {gold}", "-1")

@@ -5,9 +5,9 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx, mark
 
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.grading import is_correct
@@ -20,8 +20,8 @@ def test_pass_at_k_of_any_problem(n: int, data: st.DataObject) -> None:
     c = data.draw(st.integers(0, n))
     k = data.draw(st.integers(1, n))
     score = pass_at_k(n, c, k)
-    assert score == pytest.approx(float(1 - Fraction(math.comb(n - c, k), math.comb(n, k))), abs=ATOL)
-    assert pass_at_k(n, c, 1) == pytest.approx(c / n, abs=ATOL)
+    assert score == approx(float(1 - Fraction(math.comb(n - c, k), math.comb(n, k))), abs=ATOL)
+    assert pass_at_k(n, c, 1) == approx(c / n, abs=ATOL)
     assert pass_at_k(n, c, n) == float(c > 0)
     assert k == n or score <= pass_at_k(n, c, k + 1) + ATOL
     assert c == n or score <= pass_at_k(n, c + 1, k) + ATOL
@@ -33,7 +33,7 @@ def test_first_k_pass() -> None:
 
 
 # answers of the samples, in order; the gold is 1/2
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("samples", "k", "score", "reason"),
     [
         (["1/2"], 1, 1, "one sample, correct"),
@@ -83,7 +83,7 @@ def test_identities_of_any_problem(samples: list[str | None], data: st.DataObjec
     assert first_k_pass(correct, len(samples)) == pass_at_k(len(samples), sum(correct), len(samples))
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("answers", "gold"),
     [
         (["10", "10%", "0.1"], "10"),  # 10 = 10 % = 0.1, but 10 is not 0.1
@@ -113,18 +113,18 @@ def exact_limit(successes: int, n: int) -> float:
     return low
 
 
-@pytest.mark.parametrize("n", [1, 3, 30, 1319])
+@mark.parametrize("n", [1, 3, 30, 1319])
 def test_the_interval_of_equal_scores_is_exact_and_no_point(n: int) -> None:
     limit = exact_limit(0, n)
-    assert bootstrap_interval([0.0] * n) == pytest.approx((0, limit))
-    assert bootstrap_interval([1.0] * n) == pytest.approx((1 - limit, 1))
-    assert bootstrap_interval([0.25] * n) == pytest.approx((0.25 - 0.25 * limit, 0.25 + 0.75 * limit))
-    assert bootstrap_interval([0.0] * n, bounds=(-1, 1)) == pytest.approx((-limit, limit))
-    assert n != 30 or limit == pytest.approx(0.1157, abs=1e-4)  # 1 - 0.025^(1/30)
+    assert bootstrap_interval([0.0] * n) == approx((0, limit))
+    assert bootstrap_interval([1.0] * n) == approx((1 - limit, 1))
+    assert bootstrap_interval([0.25] * n) == approx((0.25 - 0.25 * limit, 0.25 + 0.75 * limit))
+    assert bootstrap_interval([0.0] * n, bounds=(-1, 1)) == approx((-limit, limit))
+    assert n != 30 or limit == approx(0.1157, abs=1e-4)  # 1 - 0.025^(1/30)
 
 
 def test_the_interval_matches_every_resample_of_few_problems() -> None:
     """Against all 4^4 resamples of four scores, each equally likely."""
     means = [sum(chosen) / 4 for chosen in itertools.product([0.0, 0.25, 0.25, 1.0], repeat=4)]
     expected = np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-    assert bootstrap_interval([0.0, 0.25, 0.25, 1.0]) == pytest.approx(tuple(expected), abs=1e-12)
+    assert bootstrap_interval([0.0, 0.25, 0.25, 1.0]) == approx(tuple(expected), abs=1e-12)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from pytest import LogCaptureFixture, MonkeyPatch, approx, raises
 
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
@@ -49,18 +49,18 @@ def test_a_comparison_by_hand() -> None:
     first = found["pass@1"]
     assert first.names == ("a", "b")
     assert first.differences == [0.5, -0.25, 0.0]
-    assert first.difference == pytest.approx(100 / 12)
+    assert first.difference == approx(100 / 12)
     assert first.counts == (1, 1, 1)
-    assert first.scores == ([25.0], [pytest.approx(100 / 3)])
+    assert first.scores == ([25.0], [approx(100 / 3)])
     # the means of all 27 resamples of (1/2, -1/4, 0), each equally likely
     means = [sum(chosen) / 3 for chosen in itertools.product(first.differences, repeat=3)]
     expected = 100 * np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-    assert first.interval == pytest.approx(tuple(expected), abs=1e-9)
+    assert first.interval == approx(tuple(expected), abs=1e-9)
     assert found["pass@4"].differences == [0, 0, 0]  # both solve the first two
     assert found["maj@4"].differences == [-1, 0, 0]
     # equal on every problem of three is no certainty: 1 - 0.025^(1/3) of all problems may differ
     limit = 100 * (1 - 0.025 ** (1 / 3))
-    assert found["pass@1, lenient"].interval == pytest.approx((-limit, limit))
+    assert found["pass@1, lenient"].interval == approx((-limit, limit))
     assert found["pass@1, lenient"].counts == (0, 0, 3)
 
 
@@ -71,10 +71,10 @@ def test_seeds_by_hand() -> None:
     found = compared(*first, *second)["pass@1"]
     assert found.names == ("a", "b")
     assert found.scores == ([50, 100], [0, 25, 50])
-    assert found.per_problem == ([1, 0.5], [pytest.approx(1 / 3), pytest.approx(1 / 6)])
-    assert found.difference == pytest.approx(-50)
+    assert found.per_problem == ([1, 0.5], [approx(1 / 3), approx(1 / 6)])
+    assert found.difference == approx(-50)
     # standard deviation / sqrt(n): 50 / sqrt(2) / sqrt(2), and 25 / sqrt(3)
-    assert found.errors == pytest.approx((25, 25 / math.sqrt(3), math.hypot(25, 25 / math.sqrt(3))))
+    assert found.errors == approx((25, 25 / math.sqrt(3), math.hypot(25, 25 / math.sqrt(3))))
     screen = format_comparisons([found])
     title, about, _, header, _, row, _, header_below, _, row_below, _ = screen.splitlines()
     assert title == "b minus a, in points"
@@ -103,7 +103,7 @@ def test_the_first_side_is_the_one_compared_with() -> None:
     assert list(group_seeds(entries[1:3])) == ["a-s1", "a-s2"]  # two seeds of one run
     best = [entry(name, ["10"]) for name in ("a-s1", "a-s1@best", "a-s2@best")]
     assert list(group_seeds(best)) == ["a", "a@best"]
-    with pytest.raises(UsageError):
+    with raises(UsageError):
         group_seeds([entry("a", ["10"])])
 
 
@@ -125,7 +125,7 @@ def test_equal_means_of_other_sums_are_ties_and_the_majority_is_that_of_the_smal
     assert compared(a, b)["maj@4"].per_problem == ([1, 0], [0, 1])
 
 
-def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: LogCaptureFixture) -> None:
     a = entry("a", ["10", "11"])
     b = entry("b", ["10", "11"])
     for other in (
@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytes
         replace(b, settings={"problems_hash": "else"}),
         replace(b, per_problem=b.per_problem[::-1]),  # in another order
     ):
-        with pytest.raises(UsageError):
+        with raises(UsageError):
             compared(a, other)
     by_user = with_problems(b, {"correct_lenient": None}, {"correct_lenient": None})
     by_user = replace(by_user, settings=a.settings | {"temperature": 0.5}, graded_by={"grader": "math_verify"})
@@ -157,7 +157,7 @@ def write(directory: Path, *entries: Entry) -> None:
         path.with_suffix(".jsonl").touch()
 
 
-def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     a = entry("a", ["10"])
     b = entry("sweep-b", ["11"])
@@ -174,18 +174,18 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     write(Path("greedy"), a)
     two = find_sides(["outputs/evaluation/a", "greedy/a"], "", ["amc23"])
     assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
-    with pytest.raises(UsageError, match="nothing"):
+    with raises(UsageError, match="nothing"):
         find_sides(["nothing"], "outputs/evaluation")
     for name in ("greedy", "sampled"):  # as make demo leaves them
         write(Path("outputs/demo/evaluation") / name, a, b)
         (Path("outputs/demo/evaluation") / name / "results.json").write_text("{}")
     named = "has no scores: name outputs/demo/evaluation/greedy or outputs/demo/evaluation/sampled"
-    with pytest.raises(UsageError, match=named):
+    with raises(UsageError, match=named):
         find_sides(["outputs/demo/evaluation"], "outputs/evaluation")
 
 
 def test_scores_of_an_adapter_that_was_trained_again_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     adapter = tmp_path / "outputs" / "a" / "adapter"

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 from peft import PeftModel
+from pytest import MonkeyPatch, fixture, raises, skip
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.data.load import load_benchmark
@@ -44,7 +44,7 @@ def run_sampler(model: Path, settings: Sampling, adapter: Path | None = None, do
     return by_key
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def sampled(tiny: Path) -> dict:
     return run_sampler(tiny, SETTINGS)
 
@@ -146,7 +146,7 @@ def test_an_adapter_of_another_model_is_refused(tiny: Path, adapters: list[Path]
     for message, changed in others.items():
         other = shutil.copytree(adapters[0], tmp_path / message)
         save_file(changed, other / "adapter_model.safetensors")
-        with pytest.raises((RuntimeError, UserWarning), match=message):
+        with raises((RuntimeError, UserWarning), match=message):
             run_sampler(tiny, GREEDY, other)
 
 
@@ -166,27 +166,27 @@ def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(tiny: Path) -> None:
-    with pytest.raises(UsageError, match="--max_new_tokens"):
+    with raises(UsageError, match="--max_new_tokens"):
         make_requests(TransformersSampler(str(tiny), SETTINGS), ROWS, Sampling(max_new_tokens=4090))
 
 
 # vLLM
 
 
-def test_the_backend_follows_from_gpu_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_follows_from_gpu_and_model(monkeypatch: MonkeyPatch) -> None:
     if is_installed("vllm"):
-        pytest.skip("vllm is installed here")
+        skip("vllm is installed here")
     for gpu, tiny in ((False, False), (True, True)):
         monkeypatch.setattr(sampling, "gpu_is_available", lambda gpu=gpu: gpu)
         assert choose_sampler("auto", tiny) == "transformers"
     for choice in ("auto", "vllm"):
-        with pytest.raises(UsageError, match="vllm"):
+        with raises(UsageError, match="vllm"):
             choose_sampler(choice, tiny=False)
     monkeypatch.setattr(sampling, "check_version", lambda package: None)
     assert choose_sampler("vllm", tiny=False) == choose_sampler("auto", tiny=False) == "vllm"
 
 
-def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: MonkeyPatch) -> None:
     """On a fake engine; tests/backends/test_vllm_cpu.py runs the real one. Completions are returned as they finish."""
     started: list[dict] = []
     submitted: list[dict] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, approx, raises
 
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
@@ -15,19 +15,22 @@ from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
 
+Store = Callable[..., Path]
+Texts = dict[str, list[str]]
 
-def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
+
+def test_scores_by_hand(store: Store, texts_by_hand: Texts) -> None:
     stored = store(texts_by_hand | {"arithmetic/3": ["of a problem that is left out"] * 4})
     entry = grade(stored, Problems(load_benchmark("arithmetic")[:3]))
     # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
-    assert entry.scores["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
-    assert entry.scores["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
+    assert entry.scores["pass"] == approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
+    assert entry.scores["pass_first_k"] == approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
     # maj@2 of problem 0 is a tie, and the wrong answer occurs first.
-    assert entry.scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
-    assert entry.scores["format"] == pytest.approx(100 * 9 / 12)
-    assert entry.scores["finished"] == pytest.approx(100 * 11 / 12, abs=1e-5)
+    assert entry.scores["maj"] == approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
+    assert entry.scores["format"] == approx(100 * 9 / 12)
+    assert entry.scores["finished"] == approx(100 * 11 / 12, abs=1e-5)
     assert entry.scores["tokens"] == 11.5
-    assert entry.scores["unreadable"] == pytest.approx(100 * 2 / 12, abs=1e-5)
+    assert entry.scores["unreadable"] == approx(100 * 2 / 12, abs=1e-5)
     names = ("id", "n", "c", "formatted", "correct", "correct_lenient", "majority")  # the last of maj@1, 2 and 4
     assert [tuple(getattr(p, name) for name in names) for p in entry.per_problem] == [
         ("arithmetic/0", 4, 3, 3, "0111", "0111", "001"),
@@ -40,7 +43,7 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
     assert entry.intervals.keys() == {"pass", "maj", "pass_lenient", "maj_lenient"}
 
 
-def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
+def test_lenient_scores_by_hand(store: Store) -> None:
     """u: right without any tag, b: right in a box, w: wrong in the format, t: a right sentence in the block.
 
     problem | samples | strict | lenient | majority of 4, strict and lenient
@@ -57,18 +60,18 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     assert marks == [(0, "0000", "1100", "000"), (0, "0000", "1011", "000")]
     assert entry.scores["pass"] == {"1": 0, "2": 0, "4": 0}
     # pass@1: (2/4 + 3/4) / 2; pass@2: 1 - C(2,2)/C(4,2) = 5/6 and 1
-    assert entry.scores["pass_lenient"] == pytest.approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
+    assert entry.scores["pass_lenient"] == approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
     assert entry.scores["maj_lenient"] == {"1": 100, "2": 100, "4": 100}
-    assert entry.intervals["pass"]["1"] == pytest.approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
+    assert entry.intervals["pass"]["1"] == approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
     assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
-def graded(store: Callable[..., Path], *texts: str) -> Entry:
+def graded(store: Store, *texts: str) -> Entry:
     """The entry of one problem."""
     return grade(store({"arithmetic/0": list(texts)}), Problems(load_benchmark("arithmetic")[:1]))
 
 
-def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Path]) -> None:
+def test_the_lenient_majority_votes_with_lenient_answers(store: Store) -> None:
     """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
     right = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>"
     wrong = "<answer>{} -1</answer>"
@@ -77,13 +80,13 @@ def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Pa
     assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
 
 
-def test_an_empty_answer_block_is_unreadable(store: Callable[..., Path]) -> None:
+def test_an_empty_answer_block_is_unreadable(store: Store) -> None:
     texts = ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]
     assert graded(store, *texts).scores["unreadable"] == 75.0
 
 
 def test_a_completion_above_its_time_budget_is_wrong_and_counted(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    store: Store, texts_by_hand: Texts, monkeypatch: MonkeyPatch
 ) -> None:
     gold = load_benchmark("arithmetic")[0].gold
     texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
@@ -97,7 +100,7 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
 
 
 def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, texts_by_hand: Texts, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """The second ends after the first has read the stored scores, and before the first writes results.json."""
     problems = Problems(load_benchmark("arithmetic")[:3])
@@ -118,14 +121,12 @@ def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     assert json.loads(results.read_text()) == {"results": [first.write(), second.write()]}
     assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
     results.write_text('{"mine": 1}')
-    with pytest.raises(UsageError, match=r"results\.json"):
+    with raises(UsageError, match=r"results\.json"):
         write_results(tmp_path, [first])
     assert results.read_text() == '{"mine": 1}'
 
 
-def test_completions_are_graded_by_the_tags_they_were_sampled_with(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
-) -> None:
+def test_completions_are_graded_by_the_tags_they_were_sampled_with(store: Store, texts_by_hand: Texts) -> None:
     """With other tags than the paper's, the same texts get the same scores."""
     problems = Problems(load_benchmark("arithmetic")[:3])
     path = store(texts_by_hand)

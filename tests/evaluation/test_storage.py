@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.results import files_up_to
 from helpers.scripts import ROOT
+from pytest import CaptureFixture, MonkeyPatch, mark, raises
 from transformers import AutoTokenizer
 
 import evaluate
@@ -85,7 +85,7 @@ def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_
         assert fill(path) == content
 
 
-def test_the_clock_of_a_template_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_template_is_that_of_the_first_start(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """In the file, in its shards, and where it is continued with more samples; an older file names no time."""
     template = Canned.tokenizer.chat_template
     monkeypatch.setattr(Canned.tokenizer, "chat_template", "{{ strftime_now('%d.%m.%Y') }} " + template)
@@ -135,7 +135,7 @@ def test_completions_that_another_file_grades_name_it(tmp_path: Path) -> None:
     assert len(read_completions(path)[1]) == 21
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("changes", "named"),
     [
         ({"temperature": 0.5, "seed": 1}, ["temperature", "seed"]),
@@ -151,7 +151,7 @@ def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(
     content = fill(path)
     scores_path(path).write_text("{}")
     changed = {name: value for name, value in (SETTINGS | changes).items() if value is not None}
-    with pytest.raises(UsageError) as refused:
+    with raises(UsageError) as refused:
         fill(path, changed, load=never)
     assert [name for name in ("temperature", "seed", "problems_hash") if f"{name} was" in str(refused.value)] == named
     assert path.read_bytes() == content and scores_path(path).is_file()
@@ -165,16 +165,16 @@ def of_size(problems: int, k: int) -> Job:
     return Job(Path("a.jsonl"), Problems(ROWS[:problems]), Head(settings, Origin(f"of {problems} and {k}")))
 
 
-@pytest.mark.parametrize("larger", [(7, 2), (3, 5), (7, 5)])
+@mark.parametrize("larger", [(7, 2), (3, 5), (7, 5)])
 def test_completions_of_fewer_problems_and_samples_are_kept(
-    larger: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    larger: tuple[int, int], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     small = of_size(3, 2)
     large = of_size(*larger)
     run_job(small, Sampling(k=2, max_new_tokens=9), Canned)
     before = small.path.read_bytes()
-    with pytest.raises(AssertionError, match="loaded"):
+    with raises(AssertionError, match="loaded"):
         run_job(large, Sampling(k=larger[1], max_new_tokens=9), never)
     assert small.path.read_bytes() == before  # nothing is written before the first completion
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
@@ -189,7 +189,7 @@ def test_completions_of_fewer_problems_and_samples_are_kept(
     of_swapped = large.head.settings | {"problems_hash": problems_hash(swapped.rows)}
     others = replace(large, problems=swapped, head=Head(of_swapped, ORIGIN))
     for job in (small, replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
-        with pytest.raises(UsageError, match="was created with other settings"):
+        with raises(UsageError, match="was created with other settings"):
             run_job(job, Sampling(k=job.head.settings["k"], max_new_tokens=9), never)
     large.path.write_bytes(content[:-200])  # killed
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
@@ -200,7 +200,7 @@ STORED = ROOT / "tests" / "stored" / "evaluation_of_eada378"
 
 
 def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     """Its key ``judge`` of the source is read as ``grader``; its (n, c) are those of the strict verdicts."""
     directory = shutil.copytree(STORED, tmp_path / "evaluation")
@@ -222,14 +222,14 @@ def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_con
         assert file.done == {(f"arithmetic/{i}", sample) for i in range(2) for sample in range(2)} and file.has_head
 
 
-def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     in_use = r"a\.jsonl is in use by another evaluation: wait for it, or set --output_dir"
-    with open_completions(tmp_path / "a.jsonl", HEAD), pytest.raises(UsageError, match=in_use):
+    with open_completions(tmp_path / "a.jsonl", HEAD), raises(UsageError, match=in_use):
         fill(tmp_path / "a.jsonl")
     fill(tmp_path / "a.jsonl")
     link = tmp_path / "link.jsonl"
     link.symlink_to(tmp_path / "elsewhere.jsonl")
-    with pytest.raises(UsageError, match="is a link"):
+    with raises(UsageError, match="is a link"):
         fill(link)
     assert not (tmp_path / "elsewhere.jsonl").exists()
 
@@ -237,7 +237,7 @@ def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     content = fill(tmp_path / "a.jsonl")
     path = tmp_path / "b.jsonl"
-    with files_up_to(700), pytest.raises(OSError, match="File too large"):  # in the middle of a line
+    with files_up_to(700), raises(OSError, match="File too large"):  # in the middle of a line
         fill(path)
     assert 0 < path.stat().st_size <= 700
     assert fill(path) == content
@@ -247,7 +247,7 @@ def changed(change: dict[str, object]) -> Callable[[list[bytes]], list[bytes]]:
     return lambda lines: [lines[0], json.dumps(json.loads(lines[1]) | change).encode(), *lines[2:]]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("damage", "named"),
     [
         (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2"),
@@ -262,12 +262,12 @@ def test_a_damaged_file_is_refused_and_not_changed(
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(damage(fill(path).split(b"\n"))))
     damaged = path.read_bytes()
-    with pytest.raises(UsageError, match=named):
+    with raises(UsageError, match=named):
         fill(path, load=never)
     assert path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("change", [{"id": "gsm8k/0"}, {"sample": 3}, {"sample": -1}])
+@mark.parametrize("change", [{"id": "gsm8k/0"}, {"sample": 3}, {"sample": -1}])
 def test_a_completion_of_another_problem_is_ignored_and_the_missing_one_sampled(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
@@ -282,11 +282,11 @@ def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> No
     shard = shard_path(path, "1/2")
     fill(shard, SETTINGS | {"temperature": 0.5})
     for options in ({}, {"shard": "2/2"}):
-        with pytest.raises(UsageError, match=r"shard-1-of-2 was created with other settings \(temperature was"):
+        with raises(UsageError, match=r"shard-1-of-2 was created with other settings \(temperature was"):
             fill(path, load=never, **options)
     shard.unlink()
     content = fill(shard)
-    with open_completions(shard, HEAD), pytest.raises(UsageError, match="shard-1-of-2 is in use"):
+    with open_completions(shard, HEAD), raises(UsageError, match="shard-1-of-2 is in use"):
         fill(path, load=never)
     assert shard.read_bytes() == content and path.read_bytes() == b""
     head = Head(SETTINGS, Origin("of the merge"))

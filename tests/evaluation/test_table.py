@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-import pytest
+from pytest import mark
 
 from gtpo.evaluation.records import Entry, Origin
 from gtpo.evaluation.table import MAJ_COLUMNS, PASS_COLUMNS, columns_up_to, format_table, lay_out
@@ -81,7 +81,7 @@ def test_columns_that_do_not_fit_follow_below_the_first_one_again() -> None:
     assert lay_out([["first", "y" * 90], ["", ""]], 1)[0] == "-" * 97  # a cell is never cut
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("k", "pass_columns", "maj_columns"),
     [
         *((1, [1], [1]), (4, [1, 4], [4]), (12, [1, 8, 12], [4, 8, 12])),

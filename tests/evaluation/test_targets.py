@@ -5,9 +5,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import yaml
 from helpers.settings import parsed
+from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from transformers import AutoTokenizer
 
 from gtpo.arguments import ModelArguments, PromptArguments, stored_prompt
@@ -32,7 +32,7 @@ from gtpo.models.load import build_policy, load_policy
 from gtpo.runs.directory import RunDirectory
 
 
-def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog: LogCaptureFixture) -> None:
     assert find_targets([], None) == [Target("demo-newer", Path("outputs/demo/newer/adapter"), "last")]
     assert "outputs/demo/newer" in caplog.text
     shutil.copytree(outputs / "older", outputs / "reproduce" / "tiny" / "gtpo-s1")  # newer
@@ -44,7 +44,7 @@ def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog
     shutil.rmtree(outputs / "demo")
     assert find_targets([], None, "best") == [Target("older@best", Path("outputs/older/best"), "best")]
     shutil.rmtree(outputs / "older")
-    with pytest.raises(UsageError):
+    with raises(UsageError):
         find_targets([], None)
 
 
@@ -60,7 +60,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
     assert find_targets([], "tiny") == [Target("")] == find_targets([], "")  # --model "$UNSET"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("names", "checkpoint", "named"),
     [
         (["outputs/oldest"], "last", "outputs/oldest"),
@@ -74,7 +74,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
 def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, named: str) -> None:
     (outputs / "full" / "model").mkdir(parents=True)
     (outputs / "full" / "model" / "config.json").write_text("{}")
-    with pytest.raises((UsageError, FileNotFoundError), match=named):
+    with raises((UsageError, FileNotFoundError), match=named):
         choose_model(find_targets(names, None, checkpoint), None)
 
 
@@ -93,18 +93,18 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings",
     [{"peft_type": "x"}, {"base_model_name_or_path": None}, {"r": 10**6}, {"layer_replication": [[0, 2]] * 9}],
 )
 def test_adapters_of_another_kind_and_pickled_ones_are_refused(outputs: Path, settings: dict) -> None:
     adapter = outputs / "older" / "adapter"
     edit_config(adapter, **settings)
-    with pytest.raises(UsageError, match=rf"{next(iter(settings))}"):
+    with raises(UsageError, match=rf"{next(iter(settings))}"):
         choose_model(find_targets(["outputs/older"], None), None)
     weights = outputs / "demo/newer/adapter/adapter_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(UsageError, match=r"adapter_model.bin is a pickle"):
+    with raises(UsageError, match=r"adapter_model.bin is a pickle"):
         find_targets(["outputs/older/best", "outputs/demo/newer"], None)
 
 
@@ -112,10 +112,10 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     older, newer = find_targets(["outputs/older", "outputs/demo/newer"], None)
     assert choose_model([Target(""), older, newer], None) == str(tiny)
     edit_config(newer.adapter, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
-    with pytest.raises(UsageError, match="outputs/demo/newer"):
+    with raises(UsageError, match="outputs/demo/newer"):
         choose_model([older, newer], None)
     edit_config(newer.adapter, base_model_name_or_path="elsewhere/outputs/tiny/base-1")
-    with pytest.raises(UsageError, match="elsewhere/outputs/tiny/base-1"):
+    with raises(UsageError, match="elsewhere/outputs/tiny/base-1"):
         choose_model([newer], None)
     edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
     for model in (None, "tiny"):  # the shipped base takes the place of a tiny base that is gone
@@ -134,13 +134,13 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     moved = base.rename(tmp_path / "small")
-    with pytest.raises(UsageError, match=r"mine/adapter was trained from other files than .*small has now"):
+    with raises(UsageError, match=r"mine/adapter was trained from other files than .*small has now"):
         check_base(choose_model([mine], str(moved)), [mine])
     (moved / "model.safetensors").write_bytes(content)
     assert check_base(str(moved), [mine]) == original
     config = json.loads((moved / "config.json").read_text())
     (moved / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    with pytest.raises(UsageError, match="other files"):
+    with raises(UsageError, match="other files"):
         check_base(str(moved), [mine])
     assert check_base("owner/small", [mine]) == "owner/small"
     edit_config(mine.adapter, auto_mapping=None)  # of an earlier revision
@@ -150,15 +150,15 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
 def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
     copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
-    with pytest.raises(UsageError, match="--model"):
+    with raises(UsageError, match="--model"):
         choose_model([older], str(copy))  # both exist, so it is another model
     edit_config(older.adapter, base_model_name_or_path=str(tmp_path / "moved" / tiny.name))
     assert choose_model([older], str(copy)) == str(copy)
 
 
-@pytest.mark.parametrize("recorded_by", ["Unsloth", "us"])
+@mark.parametrize("recorded_by", ["Unsloth", "us"])
 def test_other_weights_than_those_of_a_4bit_copy_are_named(
-    recorded_by: str, outputs: Path, gpu: None, caplog: pytest.LogCaptureFixture
+    recorded_by: str, outputs: Path, gpu: None, caplog: LogCaptureFixture
 ) -> None:
     """Unsloth alone names its copy as the base; our trainer names the original model, and the copy beside it."""
     original = "Qwen/Qwen2.5-3B-Instruct"
@@ -179,7 +179,7 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
     assert max_lora_rank(found) == 9
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("a", "b", "same"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit", True),
@@ -190,7 +190,7 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
         ("Qwen/Qwen2.5-3B-Instruct", "someone/Qwen2.5-3B-Instruct", False),
     ],
 )
-def test_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a: str, b: str, same: bool) -> None:
+def test_same_model(tmp_path: Path, monkeypatch: MonkeyPatch, a: str, b: str, same: bool) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("base-1", "base-2"):
         (tmp_path / "here" / "outputs" / "tiny" / name).mkdir(parents=True)
@@ -198,11 +198,11 @@ def test_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a: str, b: 
     assert same_model(b, a) is same
 
 
-def test_the_papers_models_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
     unsloth = "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"
     for name in ("llama", "qwen", "Qwen/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
-        with pytest.raises(UsageError, match="GPU"):
+        with raises(UsageError, match="GPU"):
             choose_model([Target("")], name)
     refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
     assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
@@ -210,7 +210,7 @@ def test_the_papers_models_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_large_model_without_gpu("llama")
 
 
-@pytest.fixture
+@fixture
 def trained(outputs: Path) -> list[Target]:
     """Adapters of a 4-bit run and of a 16-bit run, one outside a run, and the base."""
     for run, value in (("older", "true"), ("demo/newer", "false")):
@@ -220,7 +220,7 @@ def trained(outputs: Path) -> list[Target]:
 
 
 def test_the_base_has_the_precision_of_training_or_of_the_flag(
-    trained: list[Target], gpu: None, monkeypatch: pytest.MonkeyPatch
+    trained: list[Target], gpu: None, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: package == "bitsandbytes")
     in_4bit, in_16bit, elsewhere, base = trained
@@ -229,13 +229,13 @@ def test_the_base_has_the_precision_of_training_or_of_the_flag(
     for others in ([in_16bit], [elsewhere], [in_16bit, elsewhere, base], [base]):
         assert choose_4bit(None, others) is False
     assert choose_4bit(False, trained[:1]) is False and choose_4bit(True, trained[1:]) is True
-    with pytest.raises(UsageError, match="--load_in_4bit"):
+    with raises(UsageError, match="--load_in_4bit"):
         choose_4bit(None, trained)
     assert choose_4bit(True, trained) is True
 
 
 def test_a_4bit_adapter_without_gpu_or_bitsandbytes_is_evaluated_with_a_warning(
-    trained: list[Target], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trained: list[Target], monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: False)
     for has_gpu in (False, True):
@@ -248,7 +248,7 @@ def test_a_4bit_adapter_without_gpu_or_bitsandbytes_is_evaluated_with_a_warning(
 THINK = "<think> </think> <answer> </answer>"
 
 
-@pytest.fixture
+@fixture
 def prompted(outputs: Path) -> list[Target]:
     """A run of <think> without a system prompt, a run of an earlier revision, and the base model."""
     (outputs / "older" / "config.yaml").write_text(yaml.safe_dump({"tags": THINK, "system_prompt": "none"}))
@@ -256,7 +256,7 @@ def prompted(outputs: Path) -> list[Target]:
     return [*find_targets(["outputs/older", "outputs/demo/newer"], None), Target("")]
 
 
-def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog: pytest.LogCaptureFixture) -> None:
+def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog: LogCaptureFixture) -> None:
     think, earlier, base = prompted
     expected = PromptArguments(tags=THINK, system_prompt="none")
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
@@ -272,7 +272,7 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
 
 
 def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
-    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    outputs: Path, tiny: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     """The prompt and the precision lie in the files of the tokenizer: what is next to the copy does not count."""
     for name in ("gpu_is_available", "is_installed"):
@@ -303,7 +303,7 @@ def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
 def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
     prompted: list[Target], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="--tags"):
+    with raises(UsageError, match="--tags"):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
     assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3

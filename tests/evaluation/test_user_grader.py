@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, fixture, raises
 
 import evaluate
 from gtpo.data.load import Problem
@@ -35,8 +35,8 @@ ROWS = [
 ]
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture
+def mine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("grader.py").write_text(GRADER)
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -58,18 +58,18 @@ def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     assert later(problems[0], [], ["x", "y"]) == [True, False]
 
 
-def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, monkeypatch: MonkeyPatch) -> None:
     Path("mine.jsonl").write_text('{"prompt": "Write one."}\n')  # without a column that it needs
     argv = ["--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", "grader.py:runs"]
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
-    with pytest.raises(UsageError, match="grader"):
+    with raises(UsageError, match="grader"):
         evaluate.main()
     for name in ("nothing", "unknown"):
-        with pytest.raises(RunError, match=f"grader.py:{name} returned"):
+        with raises(RunError, match=f"grader.py:{name} returned"):
             load_user_grader(f"grader.py:{name}", [])(Problem("mine/0", "?", ""), [], ["x"])
 
 
-def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: MonkeyPatch) -> None:
     def run(*argv: object) -> dict:
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
         evaluate.main()
@@ -84,7 +84,7 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: py
     path = next(Path("out").glob("*/mine.jsonl"))
     for name in ("grader", "judge"):  # the second as earlier revisions stored it
         path.write_text(path.read_text().replace('"grader": "', f'"{name}": "'))
-        with pytest.raises(UsageError, match="runs"):  # code, which is not imported automatically
+        with raises(UsageError, match="runs"):  # code, which is not imported automatically
             run("--regrade", "--output_dir", "out")
     text = path.read_text()
     for count, marks in ((1, ["10", "00"]), (-1, ["11", "00"])):  # the first sample, all

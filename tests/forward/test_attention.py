@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
+from pytest import mark
 from torch import Tensor
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
@@ -32,9 +32,9 @@ def drawn(tokens: int, past: int, dtype: torch.dtype = torch.float32) -> tuple[l
     return states, mask
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scaling", [None, 0.3])
-@pytest.mark.parametrize(("tokens", "past"), [(1, 40), (7, 33), (9, 0)])
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("scaling", [None, 0.3])
+@mark.parametrize(("tokens", "past"), [(1, 40), (7, 33), (9, 0)])
 def test_values_and_gradients_are_those_of_transformers(
     tokens: int, past: int, scaling: float | None, dtype: torch.dtype
 ) -> None:
@@ -66,7 +66,7 @@ def test_dropout_draws_as_in_transformers() -> None:
     assert not torch.equal(attention(Module(), *states, mask)[0], expected)
 
 
-@pytest.mark.parametrize("change", [{"attention_mask": None}, {"position_bias": torch.ones(1, 6, 5, 25)}])
+@mark.parametrize("change", [{"attention_mask": None}, {"position_bias": torch.ones(1, 6, 5, 25)}])
 def test_anything_else_is_left_to_transformers(change: dict[str, Any]) -> None:
     states, mask = drawn(5, 20)
     given = {"attention_mask": mask, "dropout": 0.0, "scaling": 0.2, "position_bias": None, "is_causal": True} | change

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from pytest import MonkeyPatch, mark
 from torch import nn
 from transformers import (
     DynamicCache,
@@ -63,10 +63,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("large", [generation.LARGE, 1, 800], ids=["unpacked", "packed", "some packed"])
-@pytest.mark.parametrize("name", MODELS)
+@mark.parametrize("large", [generation.LARGE, 1, 800], ids=["unpacked", "packed", "some packed"])
+@mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_logits_of_three_tokens_are_those_of_the_model(name: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_three_tokens_are_those_of_the_model(name: str, large: int, monkeypatch: MonkeyPatch) -> None:
     """Two prompts, one of them padded; the expected logits are from whole rows without a cache."""
     monkeypatch.setattr(generation, "LARGE", large)
     model = MODELS[name]()
@@ -94,7 +94,7 @@ def changed(change: Callable[[Any], object]) -> Any:
     return model
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "model",
     [
         lambda: Other(LlamaConfig(**SHAPE)),

@@ -3,10 +3,10 @@
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -50,16 +50,16 @@ ONE = padded(*[[5, 6, 7, 8, 9]] * 6)
 SEVERAL = padded(*[[5, 6, 7, 8, 9]] * 3, *[[11, 0, 3]] * 3, [4], [0, 4], *[[11, 0, 3]] * 2)  # 0, the padding, too
 
 
-@pytest.fixture(params=[generation.LARGE, 1], ids=["unpacked", "packed"])
-def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+@fixture(params=[generation.LARGE, 1], ids=["unpacked", "packed"])
+def packed(request: FixtureRequest, monkeypatch: MonkeyPatch) -> bool:
     """Weights as small as these are packed only in the second case."""
     monkeypatch.setattr(generation, "LARGE", request.param)
     return request.param == 1
 
 
-@pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize("prompts", [ONE, SEVERAL], ids=["one", "several"])
-@pytest.mark.parametrize("end", [2, ENDS, None])
+@mark.usefixtures("packed")
+@mark.parametrize("prompts", [ONE, SEVERAL], ids=["one", "several"])
+@mark.parametrize("end", [2, ENDS, None])
 def test_greedy_tokens_are_those_of_generate(prompts: Any, end: Any) -> None:
     model = tiny_llama()
     config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, eos_token_id=end)
@@ -98,8 +98,8 @@ def recorded(model: Any, prompts: Any, config: GenerationConfig) -> tuple[list[l
     return rows.tolist(), steps
 
 
-@pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize("bias", [False, True])
+@mark.usefixtures("packed")
+@mark.parametrize("bias", [False, True])
 def test_each_token_is_drawn_from_the_distribution_of_a_plain_forward(bias: bool) -> None:
     model = tiny_llama(attention_bias=bias)
     torch.manual_seed(3)
@@ -135,7 +135,7 @@ def test_samples_have_the_frequencies_of_the_distribution() -> None:
 
 
 def test_nan_probabilities_raise_the_error_of_multinomial() -> None:
-    with pytest.raises(RuntimeError, match="probability tensor contains"):
+    with raises(RuntimeError, match="probability tensor contains"):
         generation._sample(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), torch.zeros(2, dtype=torch.float64))
 
 
@@ -154,7 +154,7 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
     assert 0 < ended < len(rows)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "changed",
     [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"temperature": 0.2}],
     ids=lambda changed: next(iter(changed)),
@@ -207,16 +207,16 @@ def test_an_exception_restores_the_layers() -> None:
     model = tiny_llama()
     expected = naive_logits(model, [5, 6])
     for target in ("_sample", "_prefill"):
-        with mock.patch.object(generation, target, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        with mock.patch.object(generation, target, side_effect=KeyboardInterrupt), raises(KeyboardInterrupt):
             generate(model.get_base_model(), *ONE, settings())
     second = model.get_base_model().model.layers[1].self_attn.q_proj
-    with mock.patch.object(second, "get_delta_weight", side_effect=MemoryError), pytest.raises(MemoryError):
+    with mock.patch.object(second, "get_delta_weight", side_effect=MemoryError), raises(MemoryError):
         generate(model.get_base_model(), *ONE, settings())
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert torch.equal(naive_logits(model, [5, 6]), expected)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "change",
     [
         {"use_dora": True},
@@ -295,7 +295,7 @@ def greedy_of_transformers(model: Any, prompts: Any, **changed: Any) -> list[lis
     return model.generate(input_ids=prompts[0], attention_mask=prompts[1], generation_config=config).tolist()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "changed",
     [
         {"num_beams": 2},
@@ -317,8 +317,8 @@ def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
     assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
 
 
-@pytest.mark.parametrize("own", ["generation config", "inputs"])
-def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@mark.parametrize("own", ["generation config", "inputs"])
+def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: MonkeyPatch) -> None:
     lm = tiny_llama().get_base_model()
     if own == "inputs":
         monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
@@ -328,7 +328,7 @@ def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: 
         assert generate(lm, *ONE, settings()) == "theirs"
 
 
-def test_a_device_without_float64_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_float64_goes_to_transformers(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("mps"))
     with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
         assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
@@ -340,7 +340,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("family", "config", "is_covered"),
     [
         ("Qwen2", {}, True),
@@ -370,5 +370,5 @@ def test_gradient_checkpointing_is_refused_in_training_mode() -> None:
     model.get_base_model().gradient_checkpointing_enable()
     expected = greedy_of_transformers(model.eval(), SEVERAL)
     assert greedy(model, SEVERAL) == expected
-    with pytest.raises(UsageError, match=r"call model\.eval\(\) before"):
+    with raises(UsageError, match=r"call model\.eval\(\) before"):
         greedy(model.train(), SEVERAL)

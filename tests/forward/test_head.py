@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from helpers.reference import LN2, plain_head
+from pytest import FixtureRequest, LogCaptureFixture, MonkeyPatch, approx, fixture, mark, raises
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,16 +27,16 @@ ROUNDING = 1e-6  # float32 and below: allowed on top of the plain computation's 
 SHAPES = [(0, 4, 7), (1, 1, 1), (1, 3, 2), (6, 2, 1), (5, 4, 3), (7, 5, 13), (16, 8, 64), (33, 6, 129)]  # N, H, V
 TILES = [None, (4, 8), (1, 50), (7, 13)]  # rows x columns; None: the module's default, larger than every shape here
 TRAINABLE = ["nothing", "weight", "bias", "weight and bias"]
-HEADS = pytest.mark.parametrize("head", [linear_logps_and_entropy, plain_logps_and_entropy], ids=["tiles", "plain"])
+HEADS = mark.parametrize("head", [linear_logps_and_entropy, plain_logps_and_entropy], ids=["tiles", "plain"])
 
 
-@pytest.fixture(params=TILES, ids=lambda tile: "default tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture(params=TILES, ids=lambda tile: "default tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
+def tiles(request: FixtureRequest, monkeypatch: MonkeyPatch) -> None:
     if request.param is not None:
         set_tiles(monkeypatch, *request.param)
 
 
-def set_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
+def set_tiles(monkeypatch: MonkeyPatch, rows: int, columns: int) -> None:
     monkeypatch.setitem(module.TILES, "cpu", (rows, columns))
 
 
@@ -112,23 +112,23 @@ def test_the_reference_reproduces_a_head_computed_by_hand() -> None:
     ones = torch.ones(1, 1, dtype=torch.float64)
     case = Case(ones, weight, torch.tensor([1]), torch.zeros(3, dtype=torch.float64), ones[0])
     found = run(plain_head, case)
-    assert found.logps.item() == pytest.approx(-math.log(4.0))
-    assert found.entropy.item() == pytest.approx((3 * LN2 + 2 * 2 * LN2 + 5 * math.log(8 / 5)) / 8)
-    assert found.grad_hidden.item() == pytest.approx(LN2 - 2 / 8 * LN2 - 5 / 8 * math.log(5.0))
-    assert found.grad_weight.flatten().tolist() == pytest.approx([-1 / 8, 6 / 8, -5 / 8])
-    assert found.grad_bias.tolist() == pytest.approx([-1 / 8, 6 / 8, -5 / 8])
+    assert found.logps.item() == approx(-math.log(4.0))
+    assert found.entropy.item() == approx((3 * LN2 + 2 * 2 * LN2 + 5 * math.log(8 / 5)) / 8)
+    assert found.grad_hidden.item() == approx(LN2 - 2 / 8 * LN2 - 5 / 8 * math.log(5.0))
+    assert found.grad_weight.flatten().tolist() == approx([-1 / 8, 6 / 8, -5 / 8])
+    assert found.grad_bias.tolist() == approx([-1 / 8, 6 / 8, -5 / 8])
     # two tokens of logits 1 and 3, scale 2, cap 4, temperature 0.5: z = 8 tanh(0.5) and 8 tanh(1.5)
     options = {"temperature": 0.5, "logit_scale": 2.0, "softcap": 4.0}
     logps, _ = plain_head(ones, torch.tensor([[1.0], [3.0]], dtype=torch.float64), torch.tensor([0]), **options)
-    assert logps.item() == pytest.approx(-math.log1p(math.exp(8 * math.tanh(1.5) - 8 * math.tanh(0.5))))
+    assert logps.item() == approx(-math.log1p(math.exp(8 * math.tanh(1.5) - 8 * math.tanh(0.5))))
 
 
 # --- values and gradients --------------------------------------------------------------------------------------------
 
 
 @HEADS
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("trainable", TRAINABLE)
+@mark.parametrize("shape", SHAPES, ids=str)
+@mark.parametrize("trainable", TRAINABLE)
 def test_float64_equals_plain_computation(
     head: Callable, shape: tuple[int, int, int], trainable: str, tiles: None
 ) -> None:
@@ -142,11 +142,11 @@ def test_float64_equals_plain_computation(
         assert_float64(ours, truth)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("tile", [None, (16, 64)], ids=str)
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("tile", [None, (16, 64)], ids=str)
 def test_error_is_within_that_of_the_plain_computation(
-    dtype: torch.dtype, trainable: str, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, trainable: str, tile: tuple[int, int] | None, monkeypatch: MonkeyPatch
 ) -> None:
     # Errors pooled over shapes, temperatures and seeds. Root mean square: no more than plain's (observed: 0.2 to 0.8
     # of it in 16 bits). Maximum: at most twice plain's (observed: 0.2 to 0.6 of it).
@@ -174,10 +174,10 @@ def test_error_is_within_that_of_the_plain_computation(
         assert error.abs().max() <= 2 * plain_error.abs().max() + slack, name
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("tile", [(2, 600), (600, 2), (8, 8)], ids=str)
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("tile", [(2, 600), (600, 2), (8, 8)], ids=str)
 def test_bfloat16_sums_over_many_tiles_in_float32(
-    trainable: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    trainable: str, tile: tuple[int, int], monkeypatch: MonkeyPatch
 ) -> None:
     # The plain computation sums within one matmul, in float32. Sums over tiles in bfloat16 would stall.
     case = random_case((500, 4, 12) if tile[0] < tile[1] else (12, 4, 500), bias=True).to(torch.bfloat16)
@@ -191,10 +191,10 @@ def test_bfloat16_sums_over_many_tiles_in_float32(
         assert error.square().mean().sqrt() <= 1.5 * plain_error.square().mean().sqrt(), name  # observed 0.1 to 1.1
 
 
-@pytest.mark.parametrize("tile", [(1024, 4096), (1024, 200)], ids=str)
-@pytest.mark.parametrize("softcap", [None, 300.0])
+@mark.parametrize("tile", [(1024, 4096), (1024, 200)], ids=str)
+@mark.parametrize("softcap", [None, 300.0])
 def test_bfloat16_entropy_is_accurate_for_large_logits(
-    softcap: float | None, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    softcap: float | None, tile: tuple[int, int], monkeypatch: MonkeyPatch
 ) -> None:
     # Logits near 100, where bfloat16 has steps of 0.5, and targets drawn from the policy.
     case = random_case((256, 33, 2000), scale=1.5)
@@ -219,7 +219,7 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
 
 
 @HEADS
-@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+@mark.parametrize("trainable", ["nothing", "weight"])
 def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
     case = random_case((5, 4, 7))
     hidden = case.hidden.requires_grad_()
@@ -230,7 +230,7 @@ def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
     assert_equal(with_entropy, torch.autograd.grad(logps.sum(), hidden)[0])
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_without_gradient_the_values_are_the_same(trainable: str) -> None:
     case = random_case((9, 4, 11), bias=True)
     expected = run(linear_logps_and_entropy, case)
@@ -253,11 +253,11 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 
 
 @HEADS
-@pytest.mark.parametrize("trainable", TRAINABLE)
-@pytest.mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
-@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@mark.parametrize("trainable", TRAINABLE)
+@mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
+@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
 def test_rows_outside_grad_rows_get_zero_gradient(
-    head: Callable, trainable: str, wanted: str, far: bool, monkeypatch: pytest.MonkeyPatch
+    head: Callable, trainable: str, wanted: str, far: bool, monkeypatch: MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 4, 5)
     case = random_case((11, 4, 13), bias=True, scale=200.0 if far else 2.0)
@@ -277,8 +277,8 @@ SHAPED = [(0.0625, None), (1 / 6, 3.0), (1.0, 2.0), (2.5, 30.0)]  # Cohere, Gran
 
 
 @HEADS
-@pytest.mark.parametrize("trainable", TRAINABLE)
-@pytest.mark.parametrize(("logit_scale", "softcap"), SHAPED)
+@mark.parametrize("trainable", TRAINABLE)
+@mark.parametrize(("logit_scale", "softcap"), SHAPED)
 def test_logit_scale_and_soft_cap_equal_the_plain_computation(
     head: Callable, trainable: str, logit_scale: float, softcap: float | None, tiles: None
 ) -> None:
@@ -292,8 +292,8 @@ def test_logit_scale_and_soft_cap_equal_the_plain_computation(
 # --- autocast, mixed dtypes and the compiled function ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
 def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
     case = random_case((33, 16, 129), bias=True, scale=100.0 if far else 2.0).to(torch.float32)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)
@@ -304,7 +304,7 @@ def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
         assert_equal(actual, expected.items()[name])
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
+@mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
 def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     case = random_case((33, 16, 129))
     truth = run(plain_head, case)
@@ -314,7 +314,7 @@ def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, t
     assert (ours.grad_hidden.double() - truth.grad_hidden).norm() < 1e-2 * truth.grad_hidden.norm()
 
 
-@pytest.mark.slow
+@mark.slow
 def test_compiled_exponentials_equal_the_eager_ones() -> None:
     # CUDA uses the compiled function; without a compiler PyTorch falls back to the eager one, which passes trivially.
     generator = torch.Generator().manual_seed(0)
@@ -329,7 +329,7 @@ def test_compiled_exponentials_equal_the_eager_ones() -> None:
         torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=0)
 
 
-def emulate_wide_matmuls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Tensor], Tensor]]:
+def emulate_wide_matmuls(monkeypatch: MonkeyPatch) -> list[tuple[str, list[Tensor], Tensor]]:
     """CUDA's half-precision matmuls with float32 output by float32 ones; (name, factors, output) of each call."""
     calls: list[tuple[str, list[Tensor], Tensor]] = []
     originals = {"mm": torch.mm, "addmm": torch.addmm}
@@ -349,10 +349,8 @@ def emulate_wide_matmuls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, lis
     return calls
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(dtype: torch.dtype, monkeypatch: MonkeyPatch) -> None:
     """Each recorded call again on fake CUDA tensors, which check shapes and dtypes as CUDA does, without data."""
     mm = torch.mm
     addmm = torch.addmm
@@ -374,9 +372,9 @@ def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(
             assert (result.shape, result.dtype) == (out.shape, torch.float32)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
+@mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
 def test_where_a_cuda_route_raises_the_portable_one_gives_the_result_and_says_so_once(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     case = random_case((40, 16, 300)).to(torch.bfloat16)
     plain = run(linear_logps_and_entropy, case, trainable="nothing")
@@ -400,20 +398,20 @@ def test_where_a_cuda_route_raises_the_portable_one_gives_the_result_and_says_so
     assert caplog.messages == [f"the CUDA path of the LM head failed; the portable one is used instead: {reason}"]
 
 
-def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: MonkeyPatch) -> None:
     def out_of_memory(*_: Any, **__: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(module, "_wide_output", lambda device: True)
     monkeypatch.setattr(torch, "mm", out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
+    with raises(torch.OutOfMemoryError):
         run(linear_logps_and_entropy, random_case((4, 16, 30)).to(torch.bfloat16), trainable="nothing")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("softcap", [None, 30.0])
+@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@mark.parametrize("softcap", [None, 30.0])
 def test_matmuls_with_float32_output_do_not_round_the_logits(
-    dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, softcap: float | None, monkeypatch: MonkeyPatch
 ) -> None:
     case = random_case((64, 16, 300), scale=6.0).to(dtype)
     set_tiles(monkeypatch, 16, 64)
@@ -427,7 +425,7 @@ def test_matmuls_with_float32_output_do_not_round_the_logits(
     assert error < narrow_error  # observed 0.5 to 0.96
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_entropy_is_accurate_for_unlikely_targets(dtype: torch.dtype) -> None:
     """The target is the least likely token: relative to it, bfloat16 logits of likely tokens have few digits."""
     case = random_case((64, 64, 3000), scale=1.5).to(dtype)
@@ -464,9 +462,9 @@ CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
 }
 
 
-@pytest.mark.parametrize("surprise", [1e-2, 1e-4, 1e-7])
-@pytest.mark.parametrize("dtype", CONFIDENT.keys())
-@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+@mark.parametrize("surprise", [1e-2, 1e-4, 1e-7])
+@mark.parametrize("dtype", CONFIDENT.keys())
+@mark.parametrize("trainable", ["nothing", "weight"])
 def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, trainable: str, surprise: float) -> None:
     # p = 1 - 1e-7: computed as W[y] - softmax @ W, the gradient is only rounding error in float32 and bfloat16.
     case = confident_case(surprise).to(dtype)
@@ -509,8 +507,8 @@ FAR = {  # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z -
 }
 
 
-@pytest.mark.parametrize("dtype", FAR.keys())
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("dtype", FAR.keys())
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, tiles: None) -> None:
     # Logits 0, -2, ... for the likely tokens and down to -5000 for the targets, one per row.
     depths = [0, -5, -12, -20, -60, -65, -66, -67, -68, -69, -70, -80, -88, -104, -500, -5000]
@@ -546,8 +544,8 @@ class MatmulInputs(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@mark.parametrize("trainable", ["nothing", "weight"])
 def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable: str) -> None:
     # On CPUs with matrix units one infinite element of a bfloat16 matmul spreads to other rows of its tile, so no
     # matmul may have an infinite input.
@@ -570,8 +568,8 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
 
 
 @HEADS
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: torch.dtype, trainable: str) -> None:
     weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
     case = Case(torch.tensor([[1.0, 0.0]]), weight, torch.tensor([0]), torch.zeros(3), torch.ones(1)).to(dtype)
@@ -580,7 +578,7 @@ def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: t
 
 
 @HEADS
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(head: Callable, trainable: str) -> None:
     case = random_case((6, 4, 9), bias=True)
     case.targets %= 7
@@ -616,11 +614,11 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
 def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
-    dtype: torch.dtype, trainable: str, far: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, trainable: str, far: bool, monkeypatch: MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 128, 1024)
     rows = 512
@@ -633,11 +631,11 @@ def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     assert largest.elements <= 128 * 1024, "something is larger than a tile (hidden and weight are smaller)"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("trainable", "wanted", "matmuls"),
     [("nothing", 64, 2.0), ("nothing", 32, 1.5), ("nothing", 0, 1.0), ("weight", 64, 4.0)],
 )
-def test_number_of_matmuls(trainable: str, wanted: int, matmuls: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_matmuls(trainable: str, wanted: int, matmuls: float, monkeypatch: MonkeyPatch) -> None:
     set_tiles(monkeypatch, 16, 64)
     case = random_case((64, 8, 300)).to(torch.bfloat16)
     grad_rows = torch.arange(64) < wanted
@@ -661,24 +659,24 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     } | {name: [0.0, -1.0, math.nan] for name in ("temperature", "logit_scale", "softcap")}
     for name, values in bad.items():
         for value in values:
-            with pytest.raises(ValueError):
+            with raises(ValueError):
                 linear_logps_and_entropy(**good | {name: value})
 
 
 # --- several threads -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@fixture
 def three_threads() -> Iterator[None]:
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-@pytest.mark.parametrize("half", [False, True], ids=["half of the rows", "all rows"])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("half", [False, True], ids=["half of the rows", "all rows"])
 def test_three_threads_give_the_results_of_one(
-    trainable: str, half: bool, three_threads: None, monkeypatch: pytest.MonkeyPatch
+    trainable: str, half: bool, three_threads: None, monkeypatch: MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 4, 8)
     case = random_case((33, 6, 129), bias=trainable != "nothing")
@@ -690,7 +688,7 @@ def test_three_threads_give_the_results_of_one(
     assert_float64(parallel, alone)
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_threads_work_in_inference_mode(trainable: str, three_threads: None) -> None:
     case = random_case((600, 8, 50), bias=True)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)
@@ -701,12 +699,12 @@ def test_threads_work_in_inference_mode(trainable: str, three_threads: None) -> 
 
 
 def test_an_error_in_a_thread_is_raised_and_the_threads_of_pytorch_are_kept(
-    three_threads: None, monkeypatch: pytest.MonkeyPatch
+    three_threads: None, monkeypatch: MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 4, 8)
     case = random_case((33, 6, 129))
     case.targets[-1] = 129  # outside of the vocabulary
-    with pytest.raises(IndexError):
+    with raises(IndexError):
         run(linear_logps_and_entropy, case, trainable="nothing")
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(torch.get_num_threads).result()

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from helpers.canned import GROUP, make_trainer
 from peft import LoraConfig, get_peft_model
+from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -102,11 +102,11 @@ def packing(model: Any, fault: str = "") -> Any:
     return forward
 
 
-@pytest.mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt, hidden_states_packed])
-@pytest.mark.parametrize("family", LINEAR)
-@pytest.mark.parametrize("case", BATCHES)
+@mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt, hidden_states_packed])
+@mark.parametrize("family", LINEAR)
+@mark.parametrize("case", BATCHES)
 def test_states_and_gradients_equal_one_completion_at_a_time(
-    case: str, family: str, states: Any, monkeypatch: pytest.MonkeyPatch
+    case: str, family: str, states: Any, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.forward.hidden_states.PACKED_TOKENS", 20)  # some batches take several forwards
     model = model_of(family)
@@ -151,21 +151,21 @@ def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
     assert found.possible and found.verified == 30
 
 
-@pytest.mark.parametrize("fault", ["runs out of memory", "lets a row see the others"])
-def test_rows_run_as_rows_where_the_forward(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+@mark.parametrize("fault", ["runs out of memory", "lets a row see the others"])
+def test_rows_run_as_rows_where_the_forward(fault: str, caplog: LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found, states = packed_by(model_of("llama"), fault, "one prompt")
     assert states is None and not found.possible
     assert "run as padded rows" in caplog.text
 
 
-@pytest.mark.parametrize(("window", "packed"), [(8, False), (9, True)])
+@mark.parametrize(("window", "packed"), [(8, False), (9, True)])
 def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: bool) -> None:
     found, states = packed_by(model_of("llama"), "", "one prompt", window)  # the longest row has 5 + 4 tokens
     assert (states is not None) == packed and found.possible
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("lengths", "others", "expected"),
     [
         ([3, 10, 2, 1, 4, 1], 15, [[3, 5, 2], [0, 4, 1]]),
@@ -182,7 +182,7 @@ def test_rows_of_similar_length_run_together(lengths: list[int], others: int, ex
     assert [rows.tolist() for rows in _rows_of_similar_length(mask, others)] == expected
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("change", "expected"),
     [
         ("nothing", True),
@@ -209,9 +209,9 @@ def test_models_that_take_no_cache_while_training(change: str, expected: bool) -
     assert can_encode_prompts_once(model, parameters) is expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", ["one prompt", "different prompts"])
-@pytest.mark.parametrize("family", LINEAR)
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("case", ["one prompt", "different prompts"])
+@mark.parametrize("family", LINEAR)
 def test_the_first_batch_accepts_a_model_whose_cache_is_exact(family: str, case: str, dtype: torch.dtype) -> None:
     model = model_of(family).to(dtype)
     assert are_equal(model, model.get_base_model().base_model, batch_of(*BATCHES[case]))
@@ -227,11 +227,9 @@ def forgets(name: str, forward: Any, **kwargs: Any) -> Any:
     return forward(**kwargs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["cache", "mask", "positions"])
-def test_the_first_batch_refuses_a_model_that_ignores(
-    name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("name", ["cache", "mask", "positions"])
+def test_the_first_batch_refuses_a_model_that_ignores(name: str, dtype: torch.dtype, caplog: LogCaptureFixture) -> None:
     """One prompt, of one length: the batch by itself would not show a mask or positions that are ignored."""
     model = model_of("llama").to(dtype)
     batch = batch_of(*BATCHES["one prompt"])
@@ -245,7 +243,7 @@ def lfm2() -> Any:
     return Lfm2ForCausalLM(Lfm2Config(**SIZES | {"num_hidden_layers": 3, "layer_types": kinds}))
 
 
-def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_with_states_is_not_repeated(caplog: LogCaptureFixture) -> None:
     model = lfm2()
     batch = batch_of(*BATCHES["one prompt"])
     assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
@@ -255,7 +253,7 @@ def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -
     assert hidden_states_per_completion(model, model.base_model, batch).shape == (10, 32)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("rope", "expected"),
     [
         ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, False),
@@ -279,7 +277,7 @@ def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any], expected
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))  # as Llama4ForCausalLM, whose base model it is itself
-    with pytest.raises(UsageError, match=r"^the forward of this model does not return hidden states of its LlamaForCa"):
+    with raises(UsageError, match=r"^the forward of this model does not return hidden states of its LlamaForCa"):
         hidden_states_per_completion(model, model, batch_of(*BATCHES["one prompt"]))
 
 
@@ -302,7 +300,7 @@ def test_a_training_step_encodes_the_prompt_once(tiny: Path, tmp_path: Path) -> 
     assert rows == 2 * [1, GROUP // 4, GROUP // 4]  # the prompt, then the completions in two batches by length
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings",
     [
         {"gradient_checkpointing": True},
@@ -317,7 +315,7 @@ def test_a_training_step_without_sharing(settings: dict[str, Any], tiny: Path, t
 
 
 def test_a_model_whose_first_batch_differs_is_run_by_completion(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.forward.hidden_states.are_equal", lambda *args: False)
     trainer = make_trainer("gtpo", tiny, tmp_path)

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from helpers.canned import make_trainer
 from peft import get_peft_model_state_dict
+from pytest import MonkeyPatch, fixture, raises
 from safetensors.torch import load_file
 
 from gtpo.errors import UsageError
@@ -20,8 +20,8 @@ LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": 
 COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@fixture
+def server(monkeypatch: MonkeyPatch) -> Iterator[Any]:
     """Answers as vLLM 0.27.1, and keeps what it was asked and the weights of each adapter."""
     seen = SimpleNamespace(asked=[], weights=[], status=200)
 
@@ -74,5 +74,5 @@ def test_a_server_gets_each_adapter_by_a_new_name(server: Any, tiny: Path, tmp_p
 
 def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, tiny: Path, tmp_path: Path) -> None:
     server.status = 404
-    with pytest.raises(UsageError, match=r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
+    with raises(UsageError, match=r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
         make_trainer("gtpo", tiny, tmp_path / "run", **server.settings)
