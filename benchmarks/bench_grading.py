@@ -26,12 +26,15 @@ from gtpo.evaluation.metrics import majority_at_k
 from gtpo.grading import worker
 
 SAMPLES = 64
+REASONING = f"<reasoning>{'One step after the other. ' * 40}</reasoning>"
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
 
 
 def main(data_dir: str | None, math_problems: int) -> None:
     rng = random.Random(0)
-    contest = [problem.gold for name in ("aime24", "aime25", "amc23") for problem in load_benchmark(name, data_dir)]
+    contest = []
+    for name in ("aime24", "aime25", "amc23"):
+        contest += [problem.gold for problem in load_benchmark(name, data_dir)]
     math = [problem.gold for problem in load_benchmark("math", data_dir)][:math_problems]
 
     columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}"
@@ -69,20 +72,38 @@ def sample(gold: str, pool: list[str], rng: random.Random) -> list[str]:
     """64 completions of one problem: about 12 different answers, with a skewed distribution."""
     wrong = [rng.choice(pool) for _ in range(6)]
     wrong += [re.sub(r"\d", lambda digit: rng.choice("0123456789"), gold, count=1) for _ in range(6)]
-    wrong += [f"{gold}+1", f"-{gold}", f"{gold} or {rng.choice(pool)}", "I am not sure", r"\frac{1}{" + gold]
+    wrong += [
+        f"{gold}+1",
+        f"-{gold}",
+        f"{gold} or {rng.choice(pool)}",
+        "I am not sure",
+        r"\frac{1}{" + gold,
+    ]
     rng.shuffle(wrong)
     skill = rng.random()
     completions = []
     for _ in range(SAMPLES):
-        answer = respell(gold, rng) if rng.random() < skill else wrong[min(int(rng.expovariate(0.3)), len(wrong) - 1)]
-        block = f"<answer>{rng.choice(WRAPPINGS).format(answer)}</answer>" if rng.random() < 0.95 else answer
-        completions.append(f"<reasoning>{'One step after the other. ' * 40}</reasoning>\n{block}")
+        if rng.random() < skill:
+            answer = respell(gold, rng)
+        else:
+            place = int(rng.expovariate(0.3))
+            answer = wrong[min(place, len(wrong) - 1)]
+        if rng.random() < 0.95:
+            wrapped = rng.choice(WRAPPINGS).format(answer)
+            answer = f"<answer>{wrapped}</answer>"
+        completions.append(f"{REASONING}\n{answer}")
     return completions
 
 
 def respell(gold: str, rng: random.Random) -> str:
     """The gold answer in another spelling."""
-    spellings = [gold, gold.replace(r"\frac", r"\dfrac"), gold.replace(" ", ""), f"x = {gold}", gold.replace(",", ", ")]
+    spellings = [
+        gold,
+        gold.replace(r"\frac", r"\dfrac"),
+        gold.replace(" ", ""),
+        f"x = {gold}",
+        gold.replace(",", ", "),
+    ]
     spellings.append(re.sub(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold))
     if re.fullmatch(r"[\w ^{}]+[+-][\w ^{}]+", gold):
         head, sign, tail = re.split("([+-])", gold, maxsplit=1)

@@ -70,6 +70,16 @@ class Case(NamedTuple):
     mask: Tensor  # (G, T)
     advantages: Tensor  # (G,)
 
+    def first(self, rows: int, tokens: int | None = None) -> "Case":
+        """The first completions, whole or their first tokens."""
+        return Case(
+            self.hidden[:rows, :tokens],
+            self.weight,
+            self.ids[:rows, :tokens],
+            self.mask[:rows, :tokens],
+            self.advantages[:rows],
+        )
+
 
 def make_case(shape: str, group: int, length: int, device: str) -> Case:
     dtype, width, vocabulary = parse_shape(shape)
@@ -78,9 +88,13 @@ def make_case(shape: str, group: int, length: int, device: str) -> Case:
     ids = torch.randint(0, vocabulary, (group, length), generator=generator)
     lean = torch.rand(group, length, 1, generator=generator) * 6  # towards the head row of the sampled token
     hidden = torch.randn(group, length, width, generator=generator) + lean * weight[ids]
-    advantages = torch.linspace(-1.5, 1.5, group)
-    tensors = hidden.to(dtype), weight.to(dtype), ids, torch.ones_like(ids), advantages
-    return Case(*(tensor.to(device) for tensor in tensors))
+    return Case(
+        hidden.to(device, dtype),
+        weight.to(device, dtype),
+        ids.to(device),
+        torch.ones_like(ids, device=device),
+        torch.linspace(-1.5, 1.5, group, device=device),
+    )
 
 
 def parse_shape(shape: str) -> tuple[torch.dtype, int, int]:
@@ -94,9 +108,9 @@ Head = Callable[[Tensor, Case], tuple[Tensor, Tensor]]  # hidden (G, T, H) -> lo
 
 
 def our_head(hidden: Tensor, case: Case, grad_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    outputs = linear_logps_and_entropy(hidden.flatten(0, 1), case.weight, case.ids.flatten(), grad_rows=grad_rows)
-    logps, entropy = (output.view_as(case.ids) for output in outputs)
-    return logps, entropy
+    rows = hidden.flatten(0, 1)
+    logps, entropy = linear_logps_and_entropy(rows, case.weight, case.ids.flatten(), grad_rows=grad_rows)
+    return logps.view_as(case.ids), entropy.view_as(case.ids)
 
 
 def trl_logits_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
@@ -122,7 +136,8 @@ def trl_fused_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
 
 def gtpo_step(head: Head, case: Case) -> Tensor:
     hidden = case.hidden.detach().requires_grad_()
-    weights = conflict_weights(conflict_mask(case.ids, case.mask, case.advantages, len(case.ids)), case.advantages)
+    conflicts = conflict_mask(case.ids, case.mask, case.advantages, len(case.ids))
+    weights = conflict_weights(conflicts, case.advantages)
     if head is our_head:
         logps, entropy = our_head(hidden, case, grad_rows=(weights != 0).flatten())
     else:
@@ -140,7 +155,9 @@ def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
     hidden = case.hidden.detach().requires_grad_()
     compiled = case.hidden.is_cuda  # only its (G, T) loss; on a CPU that needs a C++ compiler
     grpo = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="grpo", compiled=compiled)
-    loss, _ = grpo(hidden, case.weight, case.ids, case.mask, case.advantages if advantages is None else advantages)
+    if advantages is None:
+        advantages = case.advantages
+    loss, _ = grpo(hidden, case.weight, case.ids, case.mask, advantages)
     loss.backward()
     return hidden.grad
 
@@ -201,13 +218,8 @@ def implementations(case: Case, authors: str | None, only: str | None = None) ->
     else:
         module = authors_module(authors)
         steps["authors"] = lambda: authors_step(case, module)
-    small = Case(
-        case.hidden[:2, :4],
-        case.weight[:64],
-        case.ids[:2, :4] % 64,
-        case.mask[:2, :4],
-        case.advantages[:2],
-    )
+    few = case.first(2, tokens=4)
+    small = few._replace(weight=case.weight[:64], ids=few.ids % 64)
     for name, attempt in library_steps(small).items():
         if only not in (None, name):
             continue
@@ -250,10 +262,10 @@ def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str)
     """Median seconds by step, over interleaved rounds."""
     for step in steps.values():
         step()  # warm-up: libraries are loaded, kernels compiled
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds[name].append(seconds_of(step, device))
+            seconds.setdefault(name, []).append(seconds_of(step, device))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -273,11 +285,11 @@ def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor
     ids = torch.randint(0, 128256, (groups, group, length), generator=generator)
     lengths = torch.randint(length // 2, length + 1, (groups, group, 1), generator=generator)
     end = ids[:, :1, -half:].repeat(1, group, 1)
-    columns = torch.arange(half)
     ids[:, :, :half] = ids[:, :1, :half]
-    ids.scatter_(2, lengths - half + columns, end)
+    ids.scatter_(2, lengths - half + torch.arange(half), end)
     mask = (torch.arange(length) < lengths).long()
-    return ids.view(rows, -1), mask.view(rows, -1), torch.randn(rows, generator=generator), group
+    advantages = torch.randn(rows, generator=generator)
+    return ids.view(rows, -1), mask.view(rows, -1), advantages, group
 
 
 def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, Any]:
@@ -288,14 +300,18 @@ def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, A
     cases: dict[str, Any] = {}
     for groups, group, length, shared in MASKS:
         inputs = mask_case(groups, group, length, shared)
-        steps = {"before": partial(earlier.conflict_mask, *inputs), "now": partial(conflict_mask, *inputs)}
-        assert torch.equal(*(step() for step in steps.values()))
+        steps = {
+            "before": partial(earlier.conflict_mask, *inputs),
+            "now": partial(conflict_mask, *inputs),
+        }
+        assert torch.equal(steps["before"](), steps["now"]())
         entry = cases.setdefault(f"{groups} x {group} x {length}, {shared} shared", {})
         for count in threads:
             torch.set_num_threads(count)
             seconds = medians(steps, rounds, "cpu")
-            entry[str(count)] = seconds | {"ratio": seconds["before"] / seconds["now"]}
-            print(f"{groups} x {group}, {count} thread(s): {entry[str(count)]}", file=sys.stderr)
+            seconds["ratio"] = seconds["before"] / seconds["now"]
+            entry[str(count)] = seconds
+            print(f"{groups} x {group}, {count} thread(s): {seconds}", file=sys.stderr)
     return provenance("cpu", ("torch",)) | {"before": revision, "rounds": rounds, "conflict_mask": cases}
 
 
@@ -304,27 +320,23 @@ def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, A
 
 def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that one step adds, measured in a fresh process."""
-    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--device", args.device]
-    command += ["--group", str(args.group), "--length", str(args.length), "--threads", str(args.threads[0])]
-    command += ["--authors", args.authors] if args.authors else []
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--threads", str(args.threads[0])]
+    for flag in ("device", "group", "length"):
+        command += [f"--{flag}", str(getattr(args, flag))]
+    if args.authors:
+        command += ["--authors", args.authors]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
 
 
 def peak(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that one step adds in this process."""
     case = make_case(shape, args.group, args.length, args.device)
-    few = Case(
-        case.hidden[:2, :4],
-        case.weight,
-        case.ids[:2, :4],
-        case.mask[:2, :4],
-        case.advantages[:2],
-    )
-    for each in (few, case):  # the first loads the libraries
-        steps, _ = implementations(each, args.authors, only=name)
-        step = steps[name]
-        if each is few:
-            step()
+    few = case.first(2, tokens=4)
+    steps, _ = implementations(few, args.authors, only=name)
+    steps[name]()  # loads the libraries
+    steps, _ = implementations(case, args.authors, only=name)
+    step = steps[name]
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -385,9 +397,10 @@ def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor,
     for states, targets in zip(hidden.double().split(256), ids.split(256), strict=True):
         log_pi = (states @ weight.T).log_softmax(-1)
         pi = log_pi.exp()
-        logps = log_pi.gather(1, targets[:, None])
+        columns = targets[:, None]
+        logps = log_pi.gather(1, columns)
         entropy = -(pi * log_pi).sum(-1)
-        grad_logits = pi.neg().scatter_(1, targets[:, None], -torch.expm1(logps))
+        grad_logits = pi.neg().scatter_(1, columns, -torch.expm1(logps))
         yield grad_logits @ weight, logps.squeeze(1), entropy
 
 
@@ -430,10 +443,9 @@ def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None
 def origin(result: Mapping[str, Any]) -> str:
     """The line below a table: machine, versions, date, revision and command."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    return (
-        f"{result['machine']}, {result['threads']} thread(s); {versions}; {result['date']}, revision "
-        f"{result['revision']}: `{result['command']}`"
-    )
+    machine = f"{result['machine']}, {result['threads']} thread(s)"
+    revision = f"{result['date']}, revision {result['revision']}"
+    return f"{machine}; {versions}; {revision}: `{result['command']}`"
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -443,11 +455,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for shape in args.shapes:
         case = make_case(shape, args.group, args.length, args.device)
         steps, reasons = implementations(case, args.authors)
-        few = Case(case.hidden[:2], case.weight, case.ids[:2], case.mask[:2], case.advantages[:2])
         shapes[shape] = {
             "seconds": time_shape(case, steps, args.rounds, args.device),
             "reasons": reasons,
-            "accuracy": accuracy(few, list(steps)),
+            "accuracy": accuracy(case.first(2), list(steps)),
             "peak_mib": {name: peak_in_own_process(name, shape, args) for name in steps},
         }
         print(f"{shape}: {shapes[shape]}", file=sys.stderr)
@@ -467,9 +478,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = []
     for shape, entry in result["shapes"].items():
         dtype, width, vocabulary = shape.split(":")
+        completions = f"{result['group']} completions of {result['length']} tokens"
         lines += [
-            f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {result['group']} completions of "
-            f"{result['length']} tokens",
+            f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {completions}",
             "",
             "| | ms | x ours | peak extra, MiB | gradient error | where p > 0.99 | entropy error, nats | largest |",
             "|---|---|---|---|---|---|---|---|",
@@ -489,7 +500,11 @@ def cells_of(name: str, entry: Mapping[str, Any]) -> list[str]:
     if name not in seconds:
         return [entry["reasons"].get(name, ""), "", "", "", "", "", ""]
     errors = entry["accuracy"].get(name, {})
-    cells = [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / seconds[OURS]:.2f}"]
+    own = seconds[name]
+    cells = [
+        f"{own * 1e3:,.0f}",
+        f"{own / seconds[OURS]:.2f}",
+    ]
     values = {
         "{:,.0f}": [entry["peak_mib"].get(name)],
         "{:.2g} %": [100 * errors[key] if errors else None for key in ("gradient", "gradient, confident")],

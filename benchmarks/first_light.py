@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,32 +137,41 @@ class Bench:
         self, script: Path, *argv: object, name: str, before: str = "", device: str | None = None
     ) -> tuple[int, str]:
         """Run a script in its own process: (exit code, output), which is kept in ``work/name.txt``."""
-        needs_packages = "--backend=unsloth" in argv or "--backend=vllm" in argv
-        if (seconds := self.deadline - time.monotonic()) <= 0:
+        seconds = self.deadline - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError
         place = self.place or self.work
         place.mkdir(parents=True, exist_ok=True)
         code, output = self.launch(
-            place, script, *map(str, argv), before=self.before + before, device=device or self.device,
-            needs_packages=needs_packages, seconds=seconds,
-        )  # fmt: skip
+            place,
+            script,
+            *map(str, argv),
+            before=self.before + before,
+            device=device or self.device,
+            needs_packages="--backend=unsloth" in argv or "--backend=vllm" in argv,
+            seconds=seconds,
+        )
         (self.work / f"{name}.txt").write_text(output)
         return code, output
 
-    def succeed(self, script: Path, *argv: object, name: str, before: str = "", device: str | None = None) -> str:
+    def succeed(self, script: Path, *argv: object, name: str, **options: Any) -> str:
         """As :meth:`run`; a script that fails is a fault of the stage."""
-        code, output = self.run(script, *argv, name=name, before=before, device=device)
+        code, output = self.run(script, *argv, name=name, **options)
         if code:
-            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-            raise Fault(f"{name}: exit code {code}: {last[:300]}")
+            lines = [line for line in output.splitlines() if line.strip()] or [""]
+            raise Fault(f"{name}: exit code {code}: {lines[-1][:300]}")
         return output
+
+    def train(self, method: str, run: Path, *argv: object, **options: Any) -> None:
+        """A run of a train script in a directory, which is emptied first."""
+        directory = "--overwrite=true", "--output_dir", run
+        self.succeed(ROOT / f"train_{method}.py", *argv, *directory, name=run.name, **options)
 
     def trained(self, method: str, variant: str) -> Path:
         """A run of four steps on a backend, made on first use."""
         run = self.work / f"{method}-{variant}"
         if not (run / "adapter").is_dir():
-            argv = [*flags(self.model("llama"), variant, self.sizes, self.device), "--overwrite=true"]
-            self.succeed(ROOT / f"train_{method}.py", *argv, "--output_dir", run, name=run.name)
+            self.train(method, run, *flags(self.model("llama"), variant, self.sizes, self.device))
         return run
 
 
@@ -200,66 +209,92 @@ def attention(bench: Bench) -> str:
 def head(bench: Bench) -> str:
     """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL 1.16 and Liger."""
     file = bench.work / "head.json"
-    argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
+    argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", str(file)]
     if bench.device == "cuda":
-        argv += ["--length", 300] if bench.about["memory_gib"] < LEAST_GPU else []  # for the logits path
-        argv = argv if bench.about["bfloat16"] else [str(word).replace("bfloat16", "float16") for word in argv]
+        if bench.about["memory_gib"] < LEAST_GPU:  # for the logits path
+            argv += ["--length", "300"]
+        if not bench.about["bfloat16"]:
+            argv = [word.replace("bfloat16", "float16") for word in argv]
     bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head", before=TRL_1_16)
     bench.numbers |= json.loads(file.read_text())
     for shape, measured in bench.numbers["shapes"].items():
-        off = measured["accuracy"]["ours"]
-        is_float32 = shape.startswith("float32")
-        bounds = dict.fromkeys(("gradient", "gradient, confident"), 1e-4 if is_float32 else 0.03)
-        wrong = [f"{x} {off[x]:.1e}" for x, most in (bounds | {"entropy": HEAD_ENTROPY}).items() if not off[x] <= most]
+        errors = measured["accuracy"]["ours"]
+        of_gradient = 1e-4 if shape.startswith("float32") else 0.03
+        bounds = {"gradient": of_gradient, "gradient, confident": of_gradient, "entropy": HEAD_ENTROPY}
+        wrong = []
+        for name, most in bounds.items():
+            if not errors[name] <= most:
+                wrong.append(f"{name} {errors[name]:.1e}")
         if wrong:
             raise Fault(f"{shape} is off by {', '.join(wrong)}")
     measured = next(iter(bench.numbers["shapes"].values()))
     seconds = measured["seconds"]
+    ours = seconds["ours"]
+    error = measured["accuracy"]["ours"]["gradient"]
     peers = ", ".join(f"{x} {1e3 * seconds[x]:.0f}" for x in ("trl logits", "trl fused", "liger") if x in seconds)
     return (
-        f"{1e3 * seconds['ours']:.0f} ms, {seconds['ours'] / seconds['limit']:.2f} x two matmuls ({peers}), "
-        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {measured['accuracy']['ours']['gradient']:.1%}"
+        f"{1e3 * ours:.0f} ms, {ours / seconds['limit']:.2f} x two matmuls ({peers}), "
+        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {error:.1%}"
     )
 
 
 def gradient(bench: Bench) -> str:
     """The gradient of a whole step, by backend and precision, with that of a CPU in float64."""
-    import torch
-    from gradient import GROUP, reference_gradient
+    from gradient import reference_gradient
     from safetensors.torch import load_file
 
     model = bench.model("llama")
-    reference: dict[str, torch.Tensor] = {}
+    precisions = ["bf16", "fp16"] if bench.device == "cuda" else ["bf16", "float32"]
+    if bench.device == "cuda" and not bench.about["bfloat16"]:
+        precisions.remove("bf16")
+    reference: dict[str, Any] = {}
     low = []
-    for variant in VARIANTS_16_BIT:
-        for precision in ("bf16", "fp16") if bench.device == "cuda" else ("bf16", "float32"):
-            if precision == "bf16" and bench.device == "cuda" and not bench.about["bfloat16"]:
-                continue
-            name = f"{variant} {precision}"
-            file = bench.work / f"gradient-{variant}-{precision}.safetensors"
-            argv = [
-                *flags(model, variant, bench.sizes, bench.device),
-                *("--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch", "--overwrite=true"),
-                *(f"--bf16={str(precision == 'bf16').lower()}", f"--fp16={str(precision == 'fp16').lower()}"),
-                *("--G", GROUP, "--max_steps", 1, "--max_grad_norm", 1e9, "--initial_entropy", 1),
-                *("--entropy_filter", "off", "--output_dir", bench.work / file.stem),
-            ]
-            before = HALF if (variant, precision) == ("unsloth", "fp16") else ""
-            bench.succeed(PARTS / "gradient.py", file, "train_gtpo.py", *argv, name=file.stem, before=before)
-            prompt_ids = json.loads(file.with_suffix(".json").read_text())
-            reference = reference or reference_gradient(str(model), prompt_ids, gamma=0.1)
-            found = {key: load_file(file)[key].double() for key in reference}
-            pairs = {key: (found[key].flatten(), g.flatten()) for key, g in reference.items()}
-            cosines = {key: float(torch.cosine_similarity(*pair, dim=0)) for key, pair in pairs.items()}
-            worst = min(cosines, key=cosines.__getitem__)
-            norms = [math.sqrt(sum(float(g.square().sum()) for g in each.values())) for each in (found, reference)]
-            norm = norms[0] / norms[1]
-            bench.numbers[name] = {"cosine": cosines[worst], "matrix": worst, "norm": norm}
-            if not (cosines[worst] >= LEAST_COSINE and 0.9 < norm < 1.1):
-                low.append(f"{name}: cosine {cosines[worst]:.3f}, norm x {norm:.2f} in {worst}")
+    for variant, precision in itertools.product(VARIANTS_16_BIT, precisions):
+        file = gradient_of_step(bench, model, variant, precision)
+        prompt_ids = json.loads(file.with_suffix(".json").read_text())
+        reference = reference or reference_gradient(str(model), prompt_ids, gamma=0.1)
+        found = compare_gradients(load_file(file), reference)
+        name = f"{variant} {precision}"
+        bench.numbers[name] = found
+        if not (found["cosine"] >= LEAST_COSINE and 0.9 < found["norm"] < 1.1):
+            low.append(f"{name}: cosine {found['cosine']:.3f}, norm x {found['norm']:.2f} in {found['matrix']}")
     if low:
         raise Fault("; ".join(low))
-    return ", ".join(f"{name} {found['cosine']:.4f}" for name, found in bench.numbers.items()) + " (least cosine)"
+    cosines = [f"{name} {found['cosine']:.4f}" for name, found in bench.numbers.items()]
+    return f"{', '.join(cosines)} (least cosine)"
+
+
+def gradient_of_step(bench: Bench, model: Path, variant: str, precision: str) -> Path:
+    """The file with the gradient of a first step on given completions."""
+    from gradient import GROUP
+
+    file = bench.work / f"gradient-{variant}-{precision}.safetensors"
+    argv = [
+        *flags(model, variant, bench.sizes, bench.device),
+        *("--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch", "--overwrite=true"),
+        *("--bf16", precision == "bf16", "--fp16", precision == "fp16"),
+        *("--G", GROUP, "--max_steps", 1, "--max_grad_norm", 1e9, "--initial_entropy", 1),
+        *("--entropy_filter", "off", "--output_dir", bench.work / file.stem),
+    ]
+    before = HALF if (variant, precision) == ("unsloth", "fp16") else ""
+    bench.succeed(PARTS / "gradient.py", file, "train_gtpo.py", *argv, name=file.stem, before=before)
+    return file
+
+
+def compare_gradients(found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """The least cosine of a matrix, its name, and the ratio of the norms of all."""
+    import torch
+
+    cosines = {}
+    squares = squares_of_reference = 0.0
+    for name, expected in reference.items():
+        gradient = found[name].double()
+        cosine = torch.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0)
+        cosines[name] = float(cosine)
+        squares += float(gradient.square().sum())
+        squares_of_reference += float(expected.square().sum())
+    worst = min(cosines, key=cosines.__getitem__)
+    return {"cosine": cosines[worst], "matrix": worst, "norm": math.sqrt(squares / squares_of_reference)}
 
 
 VARIANTS_16_BIT = ("unsloth", "transformers")
@@ -267,15 +302,12 @@ VARIANTS_16_BIT = ("unsloth", "transformers")
 
 def rollouts(bench: Bench) -> str:
     """Four steps on every backend: the sampler generates with the adapter, and a frozen one stops the run."""
-    for variant in VARIANTS:
-        if bench.device == "cpu" and variant != "unsloth":
-            continue
+    for variant in VARIANTS if bench.device == "cuda" else ("unsloth",):
         rows = metrics_of(bench.trained("gtpo", variant))
         numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
         bench.numbers[variant] = numbers
-        if len(rows) != STEPS or not all(
-            value is not None and math.isfinite(value) for value in numbers["loss"] + numbers["entropy"]
-        ):
+        measured = [value for value in numbers["loss"] + numbers["entropy"] if value is not None]
+        if len(measured) != 2 * STEPS or not all(map(math.isfinite, measured)):
             raise Fault(f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}")
         gaps = numbers["sampler_logp_gap"]
         if "--use_vllm=true" in VARIANTS[variant] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
@@ -283,57 +315,70 @@ def rollouts(bench: Bench) -> str:
     code, output = frozen_run(bench)
     if not (code == 1 and "rollouts do not come from the adapter" in output):
         raise Fault(f"an adapter that is never handed over to the sampler was not noticed (exit code {code})")
-    of_vllm = {name: found["sampler_logp_gap"] for name, found in bench.numbers.items()}
-    largest = ", ".join(f"{name} {max(gaps):.1e}" for name, gaps in of_vllm.items() if gaps[0] is not None)
-    return f"trainer and sampler differ by {largest} nats per token; a frozen adapter stops the run"
+    largest = []
+    for variant, numbers in bench.numbers.items():
+        gaps = numbers["sampler_logp_gap"]
+        if gaps[0] is not None:
+            largest.append(f"{variant} {max(gaps):.1e}")
+    return f"trainer and sampler differ by {', '.join(largest)} nats per token; a frozen adapter stops the run"
 
 
 def frozen_run(bench: Bench) -> tuple[int, str]:
     """One step more of the run on Unsloth, without handing over its adapter; a fresh one equals the base model."""
     run = bench.work / "frozen"
     shutil.copytree(bench.trained("gtpo", "unsloth"), run, dirs_exist_ok=True)
-    settings = yaml.safe_load((run / "config.yaml").read_text()) | {"output_dir": str(run)}
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    argv = ["--backend=unsloth", "--resume", run, "--max_steps", STEPS + 1]
-    argv += ["--reward", f"{PARTS / 'reward.py'}:text_sum"]
+    config = run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["output_dir"] = str(run)
+    config.write_text(yaml.safe_dump(settings))
+    reward = f"{PARTS / 'reward.py'}:text_sum"
+    argv = ["--backend=unsloth", "--resume", run, "--max_steps", STEPS + 1, "--reward", reward]
     return bench.run(ROOT / "train_gtpo.py", *argv, name="frozen", before=FREEZE)
 
 
 def head_dtype(bench: Bench) -> str:
     """How far trainer and sampler differ with the engine's own head, and with a float32 one (vllm#48390)."""
-    for variant in ("unsloth", "transformers-vllm") if bench.device == "cuda" else ("unsloth",):
-        for name, before in (("own", ""), ("float32", FLOAT32_HEAD)):
-            run = bench.work / f"head-{variant}-{name}"
-            argv = [*flags(bench.model("llama"), variant, bench.sizes, bench.device), "--overwrite=true"]
-            bench.succeed(ROOT / "train_gtpo.py", *argv, "--output_dir", run, name=run.name, before=before)
-            gaps = [row["sampler_logp_gap"] for row in metrics_of(run)]
-            bench.numbers[f"{variant}, {name}"] = statistics.mean(gaps)
+    variants = ["unsloth", "transformers-vllm"] if bench.device == "cuda" else ["unsloth"]
+    heads = {"own": "", "float32": FLOAT32_HEAD}
+    for variant, (name, before) in itertools.product(variants, heads.items()):
+        run = bench.work / f"head-{variant}-{name}"
+        argv = flags(bench.model("llama"), variant, bench.sizes, bench.device)
+        bench.train("gtpo", run, *argv, before=before)
+        gaps = [row["sampler_logp_gap"] for row in metrics_of(run)]
+        bench.numbers[f"{variant}, {name}"] = statistics.mean(gaps)
     return ", ".join(f"{name} head: {gap:.2e} nats" for name, gap in bench.numbers.items())
 
 
 def learning(bench: Bench) -> str:
     """Thirty steps of GTPO and GRPO: the tiny base here and on the CPU, real weights where there are some."""
-    precision = (
-        [] if bench.device == "cpu" else ["--bf16=false", f"--{'bf16' if bench.about['bfloat16'] else 'fp16'}=true"]
-    )
+    precision: list[str] = []
+    if bench.device == "cuda":
+        dtype = "bf16" if bench.about["bfloat16"] else "fp16"
+        precision = ["--bf16=false", f"--{dtype}=true"]
     verdicts = []
     for method in ("gtpo", "grpo"):
         gained = {}
         for device in dict.fromkeys((bench.device, "cpu")):
             argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", "tiny"]
-            argv += ["--backend=unsloth", "--use_cpu=false", *precision] if device == "cuda" else []
+            if device == "cuda":
+                argv += ["--backend=unsloth", "--use_cpu=false", *precision]
             gained[device] = points_gained(bench, method, device, *argv, device=device)
-        verdicts.append(f"{method} " + ", ".join(f"{gain:+.0f} points ({device})" for device, gain in gained.items()))
+        gains = [f"{gain:+.0f} points ({device})" for device, gain in gained.items()]
+        verdicts.append(f"{method} {', '.join(gains)}")
         if LEARNING_STEPS[bench.device] >= 30 and gained[bench.device] < gained["cpu"] / 2:
             raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
     if bench.real is not None:
-        is_snapshot = bench.real.parent.name == "snapshots"  # of the Hub's cache
-        name = (bench.real.parents[1] if is_snapshot else bench.real).name
-        argv = ["--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"], *precision]
-        argv += ["--lora_rank", 16, "--learning_rate", 1e-5, f"--use_cpu={str(bench.device == 'cpu').lower()}"]
-        argv += ["--max_prompt_length", 256, "--max_completion_length", 256, "--max_seq_length", 512]
+        name = bench.real.name
+        if bench.real.parent.name == "snapshots":  # of the Hub's cache
+            name = bench.real.parents[1].name
+        argv = [
+            *("--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"], *precision),
+            *("--lora_rank", 16, "--learning_rate", 1e-5, f"--use_cpu={str(bench.device == 'cpu').lower()}"),
+            *("--max_prompt_length", 256, "--max_completion_length", 256, "--max_seq_length", 512),
+        ]
         for method in ("gtpo", "grpo") if bench.device == "cuda" else ("gtpo",):
-            verdicts.append(f"{method} {points_gained(bench, method, name, *argv):+.0f} points ({name})")
+            gain = points_gained(bench, method, name, *argv)
+            verdicts.append(f"{method} {gain:+.0f} points ({name})")
     return "; ".join(verdicts) + ": formatting and accuracy, last third minus first"
 
 
@@ -341,21 +386,26 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
     """Formatting and accuracy of a run, last third minus first; its curves are stored under ``name``."""
     steps = LEARNING_STEPS[bench.device]
     run = bench.work / f"learning-{method}-{name}"
-    argv += ("--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant", "--max_steps", steps, "--seed", 1)
-    argv += ("--logging_steps", 1, "--report_to", "none", "--overwrite=true", "--output_dir", run)
-    bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
+    argv = (
+        *argv,
+        *("--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant"),
+        *("--max_steps", steps, "--seed", 1, "--logging_steps", 1, "--report_to", "none"),
+    )
+    bench.train(method, run, *argv, device=device)
     rows = metrics_of(run)
-    third = max(1, steps // 3)
-    curves = "formatting", "accuracy", "entropy"
-    bench.numbers[f"{method} {name}"] = {key: [row[key] for row in rows] for key in curves}
+    curves = {key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")}
+    bench.numbers[f"{method} {name}"] = curves
     scores = [row["formatting"] + row["accuracy"] for row in rows]
+    third = max(1, steps // 3)
     return statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
 
 
 def real_weights(named: str | None, device: str) -> Path | None:
     """The directory of ``--model``, a directory or a Hub id; on a GPU that of REAL_MODEL if it can be had."""
-    if (named is None and device == "cpu") or (named is not None and Path(named).is_dir()):
-        return Path(named).absolute() if named else None
+    if named is None and device == "cpu":
+        return None
+    if named is not None and Path(named).is_dir():
+        return Path(named).absolute()
     from huggingface_hub import snapshot_download
 
     if named is None and not hub_is_reachable():
@@ -370,51 +420,76 @@ def real_weights(named: str | None, device: str) -> Path | None:
         return None
 
 
-def measured_step(
-    bench: Bench,
-    lengths: str = "longest",
-    backend: str = "unsloth",
-    trainer: str = "ours",
-    micro_batch: int | str = 1,
-    prompts: int = 1,  # that are generated together, for as many steps
-    base: str = "4bit",  # or 16bit
-) -> str:
-    """Seconds by phase, tokens per second and memory of the longest step of the presets."""
-    name = "llama"
-    sizes = bench.sizes
-    if "llama-8b" in sizes.shapes:
+class Step(NamedTuple):
+    """A stage: seconds by phase, tokens per second and memory of a step with the presets.
+
+    Attributes:
+        lengths: Of prompt and completion, a key of ``Sizes.lengths``.
+        trainer: ours, or library for TRL's or Unsloth's own.
+        micro_batch: Completions, G for a whole group.
+        prompts: Prompts that are generated together, for as many steps.
+        base: Weights of the base model, 4bit or 16bit.
+    """
+
+    lengths: str = "longest"
+    backend: str = "unsloth"
+    trainer: str = "ours"
+    micro_batch: int | str = 1
+    prompts: int = 1
+    base: str = "4bit"
+
+    def __call__(self, bench: Bench) -> str:
+        name = self.model_of(bench)
+        prompt, completion = bench.sizes.lengths[self.lengths]
+        bench.numbers |= {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
+        run = bench.work / f"step-{'-'.join(map(str, self))}"
+        script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
+        try:
+            bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
+        except Fault as fault:
+            if self._replace(lengths="longest") == Step():  # others may not fit
+                raise
+            bench.numbers["failed"] = str(fault)
+            return f"{name}: {fault}"
+        bench.numbers |= timed(run, self.prompts)
+        found = bench.numbers
+        return (
+            f"{name}, {prompt:,} + {completion:,} tokens: {found['seconds_of_a_step']:.1f} s a step, "
+            f"{found['tokens_per_second']:.0f} tokens/s, {found['peak_gib'] or 0:.1f} GiB"
+        )
+
+    def model_of(self, bench: Bench) -> str:
+        """The largest shape that the machine has room for."""
+        if "llama-8b" not in bench.sizes.shapes:
+            return "llama"
         disk = shutil.disk_usage(bench.work).free / GIB
-        name = "llama-8b" if bench.about["memory_gib"] >= LEAST_GPU and disk >= LEAST_DISK else "qwen-3b"
-    (prompt, completion), longest = sizes.lengths[lengths], sizes.lengths["longest"]
-    bench.numbers |= {"model": name, "G": sizes.group, "prompt": prompt, "completion": completion}
-    batch = sizes.group if micro_batch == "G" else micro_batch
-    run = bench.work / f"step-{lengths}-{backend}-{trainer}-{batch}-{prompts}-{base}"
-    argv = [
-        *("--model", bench.model(name), "--dataset", long_prompts(bench.work, bench.model(name), prompt)),
-        *("--G", sizes.group, "--prompts_per_step", 1, "--per_device_train_batch_size", batch),
-        *("--gradient_checkpointing", "true", "--reward", f"{PARTS / 'reward.py'}:text_sum"),
-        *("--max_prompt_length", longest[0], "--max_seq_length", sum(longest), "--max_completion_length", completion),
-        *("--lora_rank", sizes.measured_rank, "--max_steps", 3 * prompts, "--save_steps", 100 * prompts),
-        *("--steps_per_generation", prompts * sizes.group // int(batch), "--logging_steps", 1),
-        *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
-        *VARIANTS[backend],
-        *(("--load_in_4bit=false",) if base == "16bit" or (bench.device == "cpu" and backend != "unsloth") else ()),
-        *(("--use_cpu=true",) if bench.device == "cpu" else ()),
-    ]
-    script, extra = ("gtpo", ("--initial_entropy", 1)) if trainer == "ours" else ("grpo", ("--library",))
-    try:
-        bench.succeed(PARTS / "timed_run.py", f"train_{script}.py", *argv, *extra, name=run.name)
-    except Fault as fault:
-        if (backend, trainer, micro_batch, prompts, base) == ("unsloth", "ours", 1, 1, "4bit"):  # others may not fit
-            raise
-        bench.numbers["failed"] = str(fault)
-        return f"{name}: {fault}"
-    bench.numbers |= timed(run, prompts)
-    found = bench.numbers
-    return (
-        f"{name}, {prompt:,} + {completion:,} tokens: {found['seconds_of_a_step']:.1f} s a step, "
-        f"{found['tokens_per_second']:.0f} tokens/s, {found['peak_gib'] or 0:.1f} GiB"
-    )
+        has_room = bench.about["memory_gib"] >= LEAST_GPU and disk >= LEAST_DISK
+        return "llama-8b" if has_room else "qwen-3b"
+
+    def argv(self, bench: Bench, name: str, run: Path) -> list[object]:
+        """The flags of the train script."""
+        sizes = bench.sizes
+        model = bench.model(name)
+        batch = sizes.group if self.micro_batch == "G" else int(self.micro_batch)
+        prompt, completion = sizes.lengths[self.lengths]
+        most_of_prompt, most_of_completion = sizes.lengths["longest"]
+        argv = [
+            *("--model", model, "--dataset", long_prompts(bench.work, model, prompt)),
+            *("--G", sizes.group, "--prompts_per_step", 1, "--per_device_train_batch_size", batch),
+            *("--gradient_checkpointing", "true", "--reward", f"{PARTS / 'reward.py'}:text_sum"),
+            *("--max_prompt_length", most_of_prompt, "--max_completion_length", completion),
+            *("--max_seq_length", most_of_prompt + most_of_completion),
+            *("--lora_rank", sizes.measured_rank, "--max_steps", 3 * self.prompts, "--save_steps", 100 * self.prompts),
+            *("--steps_per_generation", self.prompts * sizes.group // batch, "--logging_steps", 1),
+            *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
+            *VARIANTS[self.backend],
+        ]
+        if self.base == "16bit" or (bench.device == "cpu" and self.backend != "unsloth"):
+            argv.append("--load_in_4bit=false")
+        if bench.device == "cpu":
+            argv.append("--use_cpu=true")
+        argv += ["--initial_entropy", 1] if self.trainer == "ours" else ["--library"]
+        return argv
 
 
 def timed(run: Path, together: int = 1) -> dict[str, Any]:
@@ -427,15 +502,18 @@ def timed(run: Path, together: int = 1) -> dict[str, Any]:
     settings = yaml.safe_load((run / "config.yaml").read_text())
     steps = phases["steps"][together:]
     names = sorted({name for step in steps for name in step})
-    groups = [steps[first : first + together] for first in range(0, len(steps), together)]
-    means = [{name: sum(step.get(name, 0.0) for step in group) / together for name in names} for group in groups]
+    means = []
+    for first in range(0, len(steps), together):
+        group = steps[first : first + together]
+        means.append({name: sum(step.get(name, 0.0) for step in group) / together for name in names})
     seconds = statistics.median(sum(step.values()) for step in means)
     longest = statistics.median(phases["longest"][1:])
+    tokens = settings["num_generations"] * row.get("completion_length", longest)
     return {
         "seconds": {name: statistics.median(step[name] for step in means) for name in names},
         "seconds_of_a_step": seconds,
         "longest": longest,
-        "tokens_per_second": settings["num_generations"] * row.get("completion_length", longest) / seconds,
+        "tokens_per_second": tokens / seconds,
         "plan_gib": estimate(shape_of(settings["model"]), settings),
         "peak_gib": phases.get("used_gib"),
         "peak_gib_by_phase": phases["peak"],
@@ -446,24 +524,29 @@ def evaluation(bench: Bench) -> str:
     """Samples per second of vLLM at k = 64, base and adapter, with and without a seed per request."""
     run = bench.trained("gtpo", "unsloth")
     problems, k = (30, 64) if bench.device == "cuda" else (2, 2)
+    samples = 2 * problems * k  # of the base and of the run
+    seconds = {}
     for name, before in (("with seeds", ""), ("without seeds", NO_SEEDS)):
         output = bench.work / f"evaluation-{name.split()[0]}"
-        argv = ["--runs", "base", run, "--benchmarks", "arithmetic", "--limit", problems, "--k", k, "--backend=vllm"]
-        argv += ["--max_new_tokens", bench.sizes.completion, "--output_dir", output, "--overwrite"]
+        argv = [
+            *("--runs", "base", run, "--benchmarks", "arithmetic", "--limit", problems, "--k", k, "--backend=vllm"),
+            *("--max_new_tokens", bench.sizes.completion, "--output_dir", output, "--overwrite"),
+        ]
         started = time.monotonic()
         bench.succeed(ROOT / "evaluate.py", *argv, name=output.name, before=before)
-        seconds = time.monotonic() - started
-        written = sorted(path.stat().st_mtime for path in output.glob("*/arithmetic.jsonl"))
-        bench.numbers[name] = {"samples": 2 * problems * k, "seconds": seconds, "targets": len(written)}
-        if len(written) != 2:
-            raise Fault(f"{name}: {len(written)} of 2 targets have completions")
+        seconds[name] = time.monotonic() - started
+        targets = len([*output.glob("*/arithmetic.jsonl")])
+        bench.numbers[name] = {"samples": samples, "seconds": seconds[name], "targets": targets}
+        if targets != 2:
+            raise Fault(f"{name}: {targets} of 2 targets have completions")
     if bench.device == "cuda":
-        bench.numbers["equal to PEFT"] = share = equal_to_peft(bench, run / "adapter")
+        share = equal_to_peft(bench, run / "adapter")
+        bench.numbers["equal to PEFT"] = share
         if not share["adapter"] > share["base"]:
             raise Fault(f"vLLM does not use the adapter: {share}")
-    with_seeds, without = (bench.numbers[name]["seconds"] for name in ("with seeds", "without seeds"))
     return (
-        f"{with_seeds:.0f} s for {2 * problems * k} samples, {without:.0f} s without seeds per request, with the start"
+        f"{seconds['with seeds']:.0f} s for {samples} samples, {seconds['without seeds']:.0f} s without seeds per "
+        "request, with the start"
     )
 
 
@@ -475,10 +558,11 @@ def equal_to_peft(bench: Bench, adapter: Path) -> dict[str, float]:
         bench.succeed(PARTS / "greedy.py", backend, bench.model("llama"), adapter, file, 4, name=file.stem)
         tokens[backend] = json.loads(file.read_text())
     sampled = tokens["vllm"]["adapter"]
-    return {
-        key: statistics.mean(a == b for a, b in zip(sampled, tokens["transformers"][key], strict=True))
-        for key in ("adapter", "base")
-    }
+    shares = {}
+    for key in ("adapter", "base"):
+        pairs = zip(sampled, tokens["transformers"][key], strict=True)
+        shares[key] = statistics.mean(a == b for a, b in pairs)
+    return shares
 
 
 def hours(bench: Bench) -> str:
@@ -486,20 +570,23 @@ def hours(bench: Bench) -> str:
     steps = [bench.results.get(name, {}) for name in ("step_gsm8k", "step_math")]
     if not all("seconds_of_a_step" in step for step in steps):
         raise Fault("no measured step: --stages step_gsm8k step_math hours")
-    (seconds, tokens), (more_seconds, more_tokens) = ((step["seconds_of_a_step"], step["longest"]) for step in steps)
-    model = steps[0]["model"]
-    group = steps[0]["G"]
-    per_token = (more_seconds - seconds) / (more_tokens - tokens)
-    each = (seconds - tokens * per_token) / group
+    short, long = steps
+    model = short["model"]
+    group = short["G"]
+    tokens = short["longest"]
+    more_tokens = long["longest"]
+    per_token = (long["seconds_of_a_step"] - short["seconds_of_a_step"]) / (more_tokens - tokens)
+    each = (short["seconds_of_a_step"] - tokens * per_token) / group
     epochs = paper_rates()["steps"]
     measured = {"seconds_per_token": {model: per_token}, "seconds_per_micro_batch": {model: each}}
     lengths = {"gsm8k": tokens, "math": more_tokens, "gsm8k, collapsed": bench.sizes.lengths["longest"][1]}
-    bench.numbers["hours"] = {
-        name: hours_of_steps(measured, model, group, length, epochs[name.partition(",")[0]])
-        for name, length in lengths.items()
-    }
+    found = {}
+    for name, length in lengths.items():
+        dataset = name.partition(",")[0]
+        found[name] = hours_of_steps(measured, model, group, length, epochs[dataset])
+    bench.numbers["hours"] = found
     bench.numbers |= {"model": model, "seconds_per_token": per_token, "seconds_per_micro_batch": each}
-    text = ", ".join(f"{name} {found:.0f} h" for name, found in bench.numbers["hours"].items())
+    text = ", ".join(f"{name} {hours:.0f} h" for name, hours in found.items())
     if model not in MEASURED_MODELS:
         return f"{text}; not for configs/experiments.yaml: the model is small"
     return (
@@ -530,32 +617,33 @@ STAGES = {  # in the order of information per minute
     "rollouts": Stage(rollouts, 5, is_timed=False),
     "learning": Stage(learning, 4, is_timed=False),
     "head_dtype": Stage(head_dtype, 4, is_timed=False),
-    "step_gsm8k": Stage(partial(measured_step, lengths="gsm8k"), 3.5),
-    "step_group": Stage(partial(measured_step, lengths="gsm8k", micro_batch="G"), 2.5),
-    "step_16bit": Stage(partial(measured_step, lengths="gsm8k", micro_batch="G", base="16bit"), 3),
-    "step_unsloth": Stage(partial(measured_step, lengths="gsm8k", trainer="library", micro_batch="G"), 6),
+    "step_gsm8k": Stage(Step("gsm8k"), 3.5),
+    "step_group": Stage(Step("gsm8k", micro_batch="G"), 2.5),
+    "step_16bit": Stage(Step("gsm8k", micro_batch="G", base="16bit"), 3),
+    "step_unsloth": Stage(Step("gsm8k", trainer="library", micro_batch="G"), 6),
     "head": Stage(head, 3),
-    "step_math": Stage(partial(measured_step, lengths="math"), 4),
+    "step_math": Stage(Step("math"), 4),
     "hours": Stage(hours, 0.5),
     "evaluation": Stage(evaluation, 5),
-    "step_longest": Stage(measured_step, 5),
-    "step_prompts": Stage(partial(measured_step, micro_batch="G", prompts=4), 8),
-    "step_transformers": Stage(partial(measured_step, backend="transformers"), 6),
-    "step_handover": Stage(partial(measured_step, backend="transformers-4bit-vllm"), 6),
-    "step_trl": Stage(partial(measured_step, backend="transformers", trainer="library"), 6),
+    "step_longest": Stage(Step(), 5),
+    "step_prompts": Stage(Step(micro_batch="G", prompts=4), 8),
+    "step_transformers": Stage(Step(backend="transformers"), 6),
+    "step_handover": Stage(Step(backend="transformers-4bit-vllm"), 6),
+    "step_trl": Stage(Step(backend="transformers", trainer="library"), 6),
 }
 WORKERS = 4  # stages side by side
 
 
 def plan(names: Sequence[str], minutes: float) -> list[str]:
     """The stages that fit the minutes: those of correctness, which take as long as the longest, then one by one."""
-    together = [name for name in names if not STAGES[name].is_timed and STAGES[name].minutes <= minutes]
-    left = minutes - max((STAGES[name].minutes for name in together), default=0)
+    stages = {name: STAGES[name] for name in names}
+    together = [name for name, stage in stages.items() if not stage.is_timed and stage.minutes <= minutes]
+    left = minutes - max((stages[name].minutes for name in together), default=0)
     alone = []
-    for name in names:
-        if not STAGES[name].is_timed:
+    for name, stage in stages.items():
+        if not stage.is_timed:
             continue
-        left -= STAGES[name].minutes
+        left -= stage.minutes
         if left < 0:
             break
         alone.append(name)
@@ -626,7 +714,8 @@ class Report:
             self.stages[name] = entry
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, json.dumps(self.content, indent=1, sort_keys=True) + os.linesep)
-        self.say(f"{name}: {entry['outcome']} in {entry['seconds'] / 60:.1f} minutes: {entry['verdict']}")
+        minutes = entry["seconds"] / 60
+        self.say(f"{name}: {entry['outcome']} in {minutes:.1f} minutes: {entry['verdict']}")
 
 
 def first_light(
@@ -647,7 +736,8 @@ def first_light(
     together = [name for name in planned if not STAGES[name].is_timed]
     if bench.device == "cuda" and bench.about["memory_gib"] >= LEAST_GPU and len(together) > 1:
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(lambda name: report.run(name, bench.work / "side-by-side" / name), together))
+            places = [bench.work / "side-by-side" / name for name in together]
+            list(pool.map(report.run, together, places))
         together = [name for name in together if not report.passed(name)]
     for name in [*together, *(name for name in planned if STAGES[name].is_timed)]:
         report.run(name)
@@ -684,10 +774,10 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
 def made_with(report: Mapping[str, Any]) -> str:
     """GPU, driver, revision and date of a report, and the versions that are not the pinned ones."""
     environment = report["environment"]
-    dates = sorted({stage["date"] for stage in report["stages"].values()})
-    text = (
-        f"{environment['gpu']}, driver {environment['driver']}, revision {environment['git_revision'][:7]}, {dates[-1]}"
-    )
+    gpu = environment["gpu"]
+    revision = environment["git_revision"][:7]
+    date = max(stage["date"] for stage in report["stages"].values())
+    text = f"{gpu}, driver {environment['driver']}, revision {revision}, {date}"
     others = []
     for name, version in sorted(environment["packages"].items()):
         if name in PINS and version != PINS[name]:
@@ -714,11 +804,17 @@ def measured_rows(report: Mapping[str, Any]) -> list[str]:
         if "seconds_of_a_step" not in found:
             continue
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items())
-        rows.append(
-            f"| {report['environment']['gpu']} | {found['model']} | `{name}` | "
-            f"{found['prompt']:,} + {found['completion']:,} | {found['seconds_of_a_step']:.1f} ({phases}) | "
-            f"{found['tokens_per_second']:.0f} | {found['peak_gib']:.1f} | {sum(found['plan_gib'].values()):.1f} |"
-        )
+        cells = [
+            report["environment"]["gpu"],
+            found["model"],
+            f"`{name}`",
+            f"{found['prompt']:,} + {found['completion']:,}",
+            f"{found['seconds_of_a_step']:.1f} ({phases})",
+            f"{found['tokens_per_second']:.0f}",
+            f"{found['peak_gib']:.1f}",
+            f"{sum(found['plan_gib'].values()):.1f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
@@ -744,8 +840,8 @@ def hours_table(rates: Mapping[str, Any]) -> str:
             else:
                 cells.append("")
         lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
-    least, most_on_t4 = (rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"])
-    lines.append(f"| qwen, gsm8k on a T4 | {least:.0f} to {most_on_t4:.0f} h | | | | |")
+    hours_on_t4 = [rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"]]
+    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | |".format(*hours_on_t4))
     return "\n".join(lines)
 
 
@@ -757,12 +853,14 @@ def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def paper_rates() -> dict[str, Any]:
-    return dict(yaml.safe_load((ROOT / "configs" / "experiments.yaml").read_text())["paper"])
+    matrix = yaml.safe_load((ROOT / "configs" / "experiments.yaml").read_text())
+    return dict(matrix["paper"])
 
 
 def stored_reports() -> list[dict[str, Any]]:
     """Those of results/gpu/."""
-    return [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*.json"))]
+    paths = (ROOT / "results" / "gpu").glob("*.json")
+    return [json.loads(path.read_text()) for path in sorted(paths)]
 
 
 def flags_of() -> argparse.Namespace:

@@ -21,13 +21,16 @@ from verdicts import read_table  # noqa: E402
 from gtpo.grading import is_correct, math_verify_accepts  # noqa: E402
 
 GRADERS: dict[str, Any] = {"gtpo": is_correct, "math-verify": math_verify_accepts}
-TABLES = {"held_out.py": HELD_OUT, "kinds.txt": read_table((TESTS / "kinds.txt").read_text(encoding="utf-8"))}
+KINDS = (TESTS / "kinds.txt").read_text(encoding="utf-8")
+TABLES = {"held_out.py": HELD_OUT, "kinds.txt": read_table(KINDS)}
 
 results: dict[str, Any] = {}
 for table, rows in TABLES.items():
     results[table] = {"rows": len(rows)}
     for name, accepts in GRADERS.items():
         verdicts = [(accepts(answer, gold), expected) for gold, answer, expected, _ in rows]
-        accepted, refused = verdicts.count((True, False)), verdicts.count((False, True))
-        results[table][name] = {"wrongly accepted": accepted, "wrongly refused": refused}
+        results[table][name] = {
+            "wrongly accepted": verdicts.count((True, False)),
+            "wrongly refused": verdicts.count((False, True)),
+        }
 print(json.dumps(results, indent=1))

@@ -149,7 +149,7 @@ LIMITS = {
 PACKAGE_LIMIT = Limit(101_240, 10.95)
 PAPER_LIMIT = Limit(10_850, 12.55)
 STUDY = Limit(19_780, 12.12)
-BENCHMARKS = Limit(24_690, 11.28)
+BENCHMARKS = Limit(24_935, 10.80)
 TESTS = Limit(213_500, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
@@ -167,7 +167,7 @@ LONG_FUNCTIONS = {  # above the limit: the set only shrinks
     "run_all",
     "estimate",
 }
-HEAVY_LINES = 2  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
+HEAVY_LINES = 1  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
 REACH = 59  # files that train_gtpo.py reaches
 
 

@@ -50,9 +50,11 @@ def reference_gradient(model: str, prompt_ids: list[int], gamma: float) -> dict[
     logps = []
     entropies = []
     for completion in COMPLETIONS:
-        logits = policy(input_ids=torch.tensor([prompt_ids + completion])).logits[0, len(prompt_ids) - 1 : -1]
+        ids = torch.tensor([prompt_ids + completion])
+        logits = policy(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1]
         log_pi = logits.log_softmax(-1)
-        logps.append(log_pi.gather(1, torch.tensor(completion)[:, None]).squeeze(1))
+        targets = torch.tensor(completion)[:, None]
+        logps.append(log_pi.gather(1, targets).squeeze(1))
         entropies.append(-(log_pi.exp() * log_pi).sum(-1))
     rewards = torch.tensor(REWARDS, dtype=torch.float64)
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
@@ -76,7 +78,8 @@ def given(base: type, file: Path) -> type:
             self.weights = set_adapter(kwargs["model"])
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            save_file({name: weight.grad.float().cpu() for name, weight in self.weights.items()}, file)
+            gradients = {name: weight.grad.float().cpu() for name, weight in self.weights.items()}
+            save_file(gradients, file)
 
     class Given(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

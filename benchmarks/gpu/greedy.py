@@ -29,17 +29,21 @@ def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[
         sampler = sampling.VLLMSampler(model, settings, rank, gpu_memory_utilization=0.4)
     else:
         sampler = sampling.TransformersSampler(model, settings)
-    problems = [Problem(str(i), row["question"], row["gold"]) for i, row in enumerate(arithmetic("test", PROBLEMS, 0))]
+    problems = []
+    for number, row in enumerate(arithmetic("test", PROBLEMS, 0)):
+        problems.append(Problem(str(number), row["question"], row["gold"]))
     requests = sampling.make_requests(sampler, problems, settings)
     result = {"prompts": [request.prompt_ids for request in requests]}
     for name, directory in (("base", None), ("adapter", adapter)):
         with patch.object(sampling, "to_row", keep_ids):  # the rows of evaluate.py have text in place of ids
             rows = [row for batch in sampler.sample(requests, set(), directory) for row in batch]
-        result[name] = [row["ids"] for row in sorted(rows, key=lambda row: int(row["id"]))]
+        rows.sort(key=lambda row: int(row["id"]))
+        result[name] = [row["ids"] for row in rows]
     return result
 
 
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     backend, model, adapter, output, tokens = sys.argv[1:]
-    Path(output).write_text(json.dumps(greedy_tokens(backend, model, Path(adapter), int(tokens))), encoding="utf-8")
+    found = greedy_tokens(backend, model, Path(adapter), int(tokens))
+    Path(output).write_text(json.dumps(found), encoding="utf-8")

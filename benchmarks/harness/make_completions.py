@@ -31,18 +31,21 @@ def main(data_dir: str | None, sampled: list[Path]) -> None:
     for name in ("gsm8k", "math500"):
         problems = load_benchmark(name, data_dir)
         golds = {problem.id: problem.gold for problem in problems}
-        for path in [directory / f"{name}.jsonl" for directory in sampled if (directory / f"{name}.jsonl").is_file()]:
-            for row in read_completions(path)[1]:
+        for directory in sampled:
+            path = directory / f"{name}.jsonl"
+            _, found = read_completions(path) if path.is_file() else ({}, [])
+            for row in found:
                 rows.append((name, "sampled", golds[row["id"]], row["completion"].strip()))
         for problem in rng.sample(problems, PROBLEMS):
             kind, answer = rng.choice(RIGHT)(problem.gold)
             rows.append((name, kind, problem.gold, write(name, answer)))
             kind, answer = rng.choice(WRONG)(problem.gold, rng.choice(problems).gold)
             rows.append((name, kind, problem.gold, write(name, answer)))
-    keys = ("benchmark", "kind", "gold", "completion")
-    lines = [
-        json.dumps({"id": number} | dict(zip(keys, row, strict=True))) for number, row in enumerate(dict.fromkeys(rows))
-    ]
+    keys = ("id", "benchmark", "kind", "gold", "completion")
+    lines = []
+    for number, row in enumerate(dict.fromkeys(rows)):
+        values = dict(zip(keys, (number, *row), strict=True))
+        lines.append(json.dumps(values))
     COMPLETIONS.parent.mkdir(parents=True, exist_ok=True)
     COMPLETIONS.write_text("\n".join(lines) + "\n")
     print(f"{len(lines)} completions in {COMPLETIONS}")
