@@ -12,7 +12,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,14 +28,7 @@ from gtpo.arguments import (
     name_of,
     stored_prompt,
 )
-from gtpo.cli.flags import (
-    check_flags,
-    check_given_values,
-    given_on,
-    refuse_unknown,
-    similar,
-    spelled_out,
-)
+from gtpo.cli.flags import check_flags, flags_on, refuse_unknown, similar, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError
@@ -73,9 +66,10 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "negative_advantage_weight": 1.0,
 }
 COMMAND_LINE_ONLY = ("dry_run", "resume", "overwrite", "regrade", "compare")
+_OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
 DERIVED = (  # from other settings, unless given
     *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
-    *("vllm_gpu_memory_utilization", "vllm_max_model_length"),
+    *_OF_VLLM,
 )
 _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
     "top_k",  # 0 and -1: every token
@@ -91,14 +85,13 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     packages are needed.
     """
     argv = spelled_out(argv)
+    flags = flags_on(argv)
     if HELP_FLAGS & set(argv):
-        print_help(method, classes, _help_preset(method, argv))
+        print_help(method, classes, _help_preset(method, flags))
     if HELP_ALL in argv:
         return "transformers"  # parse prints it and exits
-    config = "sft_config" if method == "sft" else "grpo_config"
-    check_flags(argv, config, classes)
-    check_given_values(method, argv, config)
-    start = find_start(method, _early_flags(argv))
+    check_flags(method, flags, classes)
+    start = find_start(method, flags)
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
@@ -109,11 +102,12 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
     """
     argv = spelled_out(argv)
+    flags = flags_on(argv)
     parser = _parser(classes)
     if HELP_ALL in argv:
-        print_all(parser, _help_preset(method, argv))
-    start = find_start(method, _early_flags(argv))
-    given = set(given_on(argv))
+        print_all(parser, _help_preset(method, flags))
+    start = find_start(method, flags)
+    named = flags.keys()
     if not start.of_run:
         check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
@@ -123,37 +117,34 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if start.config is not None:
         of_file = _read_file(parser, start.config)
         if start.of_run:
-            of_file = _without_remote_settings(of_file, plain, given, start)
+            of_file = _without_remote_settings(of_file, plain, named, start)
         parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
     if start.adapter:
-        values |= _start_from(start.adapter, given)
+        values |= _start_from(start.adapter, named)
         logger.warning("training starts from the adapter %s of %s", start.adapter, start.model)
     if start.of_run:
-        values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
+        prompt = stored_prompt(values)
+        values |= {name: prompt[name] for name in prompt.keys() - named}
     changed = {name for name, value in values.items() if value != plain[name]}
-    rewards = values.get("reward", ())
-    code = [reward for reward in rewards if ":" in reward]
-    if start.config and code and "reward" not in given:
-        again = shlex.join(["--reward", *rewards])  # the file may be a stranger's
-        raise UsageError(f"{start.config} names the reward {code[0]}: if you trust its code, add {again}.")
-    _derive(method, preset, start, values, given)
+    _derive(method, preset, start, values, named)
     return _build_settings(method, classes, values, frozenset(changed))
 
 
 def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
     """The settings ``cls`` of an evaluation from ``--config`` and the command line, and the names that are given."""
     argv = spelled_out(argv)
+    flags = flags_on(argv)
     parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
-    config = _early_flags(argv).config
+    config = flags.get("config")
     of_file = {} if config is None else _read_file(parser, config)
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
-    return cls(**values), {*given_on(argv), *of_file}
+    return cls(**values), {*flags, *of_file}
 
 
 # Presets and the machine
@@ -166,22 +157,25 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
     alias = "tiny" if is_tiny(model) else alias_of(model)
-    is_large = alias in ("llama", "qwen")
-    needs_gpu = is_large or backend == "unsloth"
-    asks = needs_gpu or alias != "tiny"  # only then is PyTorch imported
-    has_gpu = (asks and gpu_is_available()) or (dry_run and needs_gpu)
-    if needs_gpu and not has_gpu:
-        named = f"--model {model} --backend unsloth" if backend == "unsloth" else f"--model {model}"
+    presets = CONFIGS / method
+    if alias == "tiny" and backend != "unsloth":
+        return presets / "tiny.yaml"  # before PyTorch is imported
+    needs_gpu = alias in ("llama", "qwen") or backend == "unsloth"
+    has_gpu = gpu_is_available()
+    if needs_gpu and not has_gpu and not dry_run:
+        flags = f"--model {model}"
+        if backend == "unsloth":
+            flags += " --backend unsloth"
         on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
-        raise UsageError(check_driver() or f"{named} trains on a GPU, which PyTorch does not see: {on_cpu}.")
-    if alias == "tiny" or is_large:
-        return CONFIGS / method / f"{alias}.yaml"
-    if has_gpu:
-        return CONFIGS / method / "qwen.yaml"
+        raise UsageError(check_driver() or f"{flags} trains on a GPU, which PyTorch does not see: {on_cpu}.")
+    if alias in ("tiny", "llama", "qwen"):
+        return presets / f"{alias}.yaml"
+    if has_gpu or needs_gpu:
+        return presets / "qwen.yaml"
     if fault := check_driver():
         logger.warning("training runs on the CPU: %s", fault)
     is_smol = alias == "smol" or Path(model).name == Path(MODEL_ALIASES["smol"]).name
-    return CONFIGS / method / ("smol.yaml" if is_smol else "cpu.yaml")
+    return presets / ("smol.yaml" if is_smol else "cpu.yaml")
 
 
 @dataclass
@@ -201,54 +195,59 @@ class _Start:
     adapter: Path | None
 
 
-def find_start(method: str, flags: argparse.Namespace) -> _Start:
-    """The run, the file of settings and the model that some options name; ``flags`` of :func:`_early_flags`."""
+def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
+    """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
     run = find_run(method, flags)
-    config = flags.config
+    config = flags.get("config")
     of_run = False
-    if config is None and run is not None:
-        of_run = True
-        config = str(run.config)
-    elif config is not None:
+    if config is not None:
         beside = RunDirectory(Path(config).parent)
         has_run = beside.lock.exists() or beside.environment.exists()
         of_run = has_run and Path(config).name == beside.config.name
+    elif run is not None:
+        of_run = True
+        config = str(run.config)
     stored = {} if config is None else read_yaml(config, aliases=False)
-    objective = flags.objective or stored.get("objective")
+    objective = flags.get("objective") or stored.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
-    if objective and not flags.objective:
-        again = shlex.join(["--objective", objective])
-        raise UsageError(f"{config} names the objective {objective}: if you trust its code, add {again}.")
-    model = flags.model or stored.get("model") or ModelArguments.model
+    for name in {"objective", "reward"} - flags.keys():
+        value = stored.get(name, [])
+        words = [str(each) for each in (value if isinstance(value, list) else [value])]
+        code = [word for word in words if ":" in word]
+        if code:
+            again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
+            raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
+    model = flags.get("model") or stored.get("model") or ModelArguments.model
     adapter = find_adapter(model)
     if adapter is not None:
         model = RunDirectory(adapter.parent).read_config()["model"]
-    backend = flags.backend or stored.get("backend") or ModelArguments.backend
-    dry_run = (flags.dry_run or "").lower() in TRUE
+    backend = flags.get("backend") or stored.get("backend") or ModelArguments.backend
+    dry_run = "dry_run" in flags and (flags["dry_run"] or "true").lower() in TRUE
     return _Start(model, backend, dry_run, run, config, of_run, adapter)
 
 
-def find_run(method: str, flags: argparse.Namespace) -> RunDirectory | None:
+def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | None:
     """The run that ``--resume`` names; alone that of ``--output_dir``, or the newest one. None: a new run."""
-    if flags.resume is None:
+    if "resume" not in flags:
         return None
-    if flags.resume != "auto":
-        run = existing_run(flags.resume)
-        if flags.output_dir and run.path != Path(flags.output_dir):
-            raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {flags.output_dir}.")
-    elif flags.output_dir:
-        run = RunDirectory(flags.output_dir)
+    output_dir = flags.get("output_dir")
+    if flags["resume"]:
+        run = existing_run(flags["resume"])
+        if output_dir and run.path != Path(output_dir):
+            raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {output_dir}.")
+    elif output_dir:
+        run = RunDirectory(output_dir)
         if not run.config.is_file():
             return None  # the same command again, before the run has begun
-    elif flags.config:
+    elif flags.get("config"):
         return None
     else:
-        name = "*"
-        if flags.run_name:
-            label = _label(method, flags.objective)
-            name = _name(label, flags.model or "*", flags.dataset or "*", flags.run_name)
-        run = _newest_run(method, name)
+        name = flags.get("run_name")
+        if name:
+            label = _label(method, flags.get("objective"))
+            name = _name(label, flags.get("model") or "*", flags.get("dataset") or "*", name)
+        run = _newest_run(method, name or "*")
     of = method_of(run) if run.config.is_file() else None
     if of not in (None, method):
         raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
@@ -274,21 +273,22 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     return adapted
 
 
-def _start_from(adapter: Path, given: set[str]) -> dict[str, Any]:
-    """The settings that a run takes over with an adapter: base, shape, and prompt unless ``given``."""
+def _start_from(adapter: Path, named: Set[str]) -> dict[str, Any]:
+    """The settings that a run takes over with an adapter: base, shape, and prompt unless ``named``."""
     check_base(adapter)
     stored = RunDirectory(adapter.parent).read_config()
-    found = {"model": stored["model"], "initial_adapter": str(adapter)}
+    prompt = stored_prompt(stored)
+    found = {name: prompt[name] for name in prompt.keys() - named}
+    found |= {"model": stored["model"], "initial_adapter": str(adapter)}
     for name in ("lora_rank", "lora_target_modules"):
-        if name in given:
+        if name in named:
             raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
         found[name] = stored[name]
-    asked = {name: value for name, value in stored_prompt(stored).items() if name not in given}
-    return asked | found
+    return found
 
 
 def _without_remote_settings(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], given: set[str], start: _Start
+    stored: Mapping[str, Any], plain: Mapping[str, Any], named: Set[str], start: _Start
 ) -> dict[str, Any]:
     """The settings of a run without those that send something elsewhere: these come from the command line."""
     kept = {}
@@ -296,7 +296,7 @@ def _without_remote_settings(
     for name, value in stored.items():
         if name not in REMOTE_SETTINGS or value in (None, False, "none", plain[name]):
             kept[name] = value
-        elif name not in given:
+        elif name not in named:
             remote[name] = value
     if remote:
         again = shlex.join(to_argv(remote))
@@ -308,11 +308,14 @@ def _without_remote_settings(
 
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    found = [run for run in own_runs() if run.has_checkpoint and run.path.match(name)]
-    runs = [run for run in found if method_of(run) == method]
+    runs = []
+    for run in own_runs():
+        if run.has_checkpoint and run.path.match(name) and method_of(run) == method:
+            runs.append(run)
     if not runs:
         raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
-    return ([run for run in runs if not run.is_finished] or runs)[-1]
+    unfinished = [run for run in runs if not run.is_finished]
+    return (unfinished or runs)[-1]
 
 
 def _label(method: str, objective: str | None) -> str:
@@ -327,22 +330,12 @@ def _name(label: str, model: str, dataset: str, run_name: str) -> str:
     return f"{label}-{Path(model).name}-{data}-{run_name}"
 
 
-def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
+def _help_preset(method: str, flags: Mapping[str, str | None]) -> dict[str, Any]:
     """The values of the preset that ``--help`` shows as defaults."""
-    return read_yaml(preset_for(method, _early_flags(argv).model or "tiny", dry_run=True))
+    return read_yaml(preset_for(method, flags.get("model") or "tiny", dry_run=True))
 
 
 # The parser
-
-
-def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """Some options of a command line, None where not given."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("model", "backend", "config", "output_dir", "run_name", "dataset", "objective"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--resume", nargs="?", const="auto")
-    parser.add_argument("--dry_run", nargs="?", const="true")
-    return parser.parse_known_args(list(argv))[0]
 
 
 def _parser(classes: Sequence[type]) -> Any:
@@ -375,9 +368,9 @@ def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
     namespace, unknown = parser.parse_known_args(list(words))
     refuse_unknown(unknown, [*fields, "config"])
     values = {name: value for name, value in vars(namespace).items() if name in fields}
-    reporters = values.get("report_to")
-    if isinstance(reporters, list) and len(reporters) == 1:
-        [values["report_to"]] = reporters
+    match values.get("report_to"):
+        case [reporter]:
+            values["report_to"] = reporter
     return values
 
 
@@ -387,69 +380,67 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
     allowed = fields_of(parser.dataclass_types).keys() - {*COMMAND_LINE_ONLY}
+    actions = {action.dest: action for action in parser._actions}
     words = []
-    choices = {action.dest for action in parser._actions if action.choices}
-    lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in read_yaml(path, aliases=False).items():
         name = name_of(key)
         if name in REMOVED and value == REMOVED[name]:
             continue
         if name not in allowed:
             raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
-        if isinstance(value, list) and name in lists:
+        if isinstance(value, list) and actions[name].nargs in ("+", "*"):
             if value or parser.get_default(name):
                 words += [f"--{name}", *map(str, value)]
-            continue
-        if value is None:
-            continue
-        text = str(value)
-        if isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
-            text = ("off", "on")[value] if name in choices else text.lower()
-        elif isinstance(value, dict | list):
-            text = json.dumps(value, default=str)  # YAML has dates
-        words.append(f"--{name}={text}")
+        elif value is not None:
+            words.append(f"--{name}={_word_of(value, actions[name])}")
     values = _read(parser, words)
-    return {name: values[name] for name in given_on(words)}
+    return {name: values[name] for name in flags_on(words)}
 
 
-def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], given: set[str]) -> None:
+def _word_of(value: Any, action: argparse.Action) -> str:
+    """A value of a YAML file as on a command line."""
+    if isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
+        return ("off", "on")[value] if action.choices else str(value).lower()
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=str)  # YAML has dates
+    return str(value)
+
+
+def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    is_free = not (values["per_device_train_batch_size"] or values["gradient_accumulation_steps"])
-    has_groups = "num_generations" in values
+    is_given = values["per_device_train_batch_size"] or values["gradient_accumulation_steps"]
     shares_host = values["use_cpu"] and processes > 1
-    if is_free and has_groups and not shares_host and preset.stem != "tiny":
+    if "num_generations" in values and preset.stem != "tiny" and not is_given and not shares_host:
         from gtpo.models.memory import derived_micro_batch  # imports torch
 
         values["per_device_train_batch_size"] = derived_micro_batch(values, processes)
-    values |= _batch_sizes(values, given, processes)
+    values |= _batch_sizes(values, named, processes)
     values |= evaluation_settings(values, processes)
-    if "run_name" in given and "output_dir" not in given:
-        values["output_dir"] = None  # of the --config
     if start.run:
         values["resume"] = values["output_dir"] = str(start.run.path)
-    name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
+    elif "run_name" in named and "output_dir" not in named:
+        values["output_dir"] = None  # of the --config
     if not values["output_dir"]:
         label = _label(method, values.get("objective"))
-        directory = _name(label, start.model, values["dataset"], name)
-        values["output_dir"] = str(OUTPUTS / directory)
+        name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
+        values["output_dir"] = str(OUTPUTS / _name(label, start.model, values["dataset"], name))
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
-        share = values["vllm_gpu_memory_utilization"]
-        values["vllm_gpu_memory_utilization"] = share or values["gpu_memory_utilization"]
-        values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
+        for name, ours in _OF_VLLM.items():
+            values[name] = values[name] or values[ours]
 
 
-def _batch_sizes(values: Mapping[str, Any], given: set[str], processes: int) -> dict[str, int]:
+def _batch_sizes(values: Mapping[str, Any], named: Set[str], processes: int) -> dict[str, int]:
     """Batch size and accumulation; those of a file give way to G or prompts_per_step of the command line."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     group = values.get("num_generations", 1)
     prompts = values["prompts_per_step"]
     batch, steps = map(values.get, names)
-    if batch and given & {"num_generations", "prompts_per_step"} and not given & set(names):
+    if batch and named & {"num_generations", "prompts_per_step"} and not named & {*names}:
         share = group * (prompts or 1) / processes
-        smaller = [size for size in range(1, batch + 1) if share % size == 0]
-        batch = max(smaller, default=batch)  # no more memory
+        while batch > 1 and share % batch:
+            batch -= 1  # no more memory
         steps = None
     sizes = dict(zip(names, batch_geometry(group, prompts, batch, steps, processes), strict=True))
     for name, size in sizes.items():
@@ -462,28 +453,40 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     *ours, trainer_class = classes
     if token := values.pop("hub_token"):
         os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
-    given = {name: values[name] for name in fields_of([trainer_class]) if name in values}
-    overridden: dict[str, Any] = {"push_to_hub": False}  # the trainer would upload every checkpoint
+    raw = {name: values[name] for name in fields_of([trainer_class]) if name in values}
+    asked = raw | {"push_to_hub": False}  # the trainer would upload every checkpoint
     if values["dry_run"] and not gpu_is_available():
-        overridden["use_cpu"] = True  # otherwise Transformers refuses bf16
-    ours = [PromptArguments if issubclass(PromptArguments, cls) else cls for cls in ours]
-    built = {cls: cls(**{name: values[name] for name in fields_of([cls])}) for cls in ours}
-    trainer = trainer_class(**copy.deepcopy(given | overridden))
-    _undo_changes_of_unsloth(trainer, given | overridden)
+        asked["use_cpu"] = True  # otherwise Transformers refuses bf16
+    groups = {}
+    for cls in ours:
+        kind = PromptArguments if issubclass(PromptArguments, cls) else cls
+        label = kind.__name__.removesuffix("Arguments").lower()
+        groups[label] = kind(**{name: values[name] for name in fields_of([kind])})
+    trainer = trainer_class(**copy.deepcopy(asked))
+    _undo_changes_of_unsloth(trainer, asked)
     from torch import distributed
 
     if distributed.is_initialized():  # the clocks of several processes may give different names
-        names = [given["output_dir"], given["run_name"]]
+        names = [raw["output_dir"], raw["run_name"]]
         distributed.broadcast_object_list(names)
-        given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
-    groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
-    settings = Settings(method, trainer=trainer, given=given, changed=changed, **groups)
+        raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
+    settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
+    _warn_of_missing_tags(settings)
+    return settings
+
+
+def _warn_of_missing_tags(settings: Settings) -> None:
+    """Log the tags that rewards look for and a system prompt of one's own does not name."""
     rewards = settings.reward.reward if settings.reward else ()
     prompt = settings.prompt.format
-    wanted = prompt.tags if "format" in rewards else prompt.tags[2:] if "accuracy" in rewards else ()
-    if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
+    wanted: Sequence[str] = ()
+    if "format" in rewards:
+        wanted = prompt.tags
+    elif "accuracy" in rewards:
+        wanted = prompt.tags[2:]
+    missing = [tag for tag in wanted if tag not in prompt.system_prompt] if prompt.system_prompt else []
+    if missing:
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
-    return settings
 
 
 def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:

@@ -373,7 +373,7 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
-    start = cli.find_start("gtpo", cli._early_flags(["--model", "qwen"]))
+    start = cli.find_start("gtpo", {"model": "qwen"})
     preset = cli.preset_for("gtpo", "qwen")
     got = read_yaml(preset) | cli._of_this_machine(start, preset)
     assert (got["bf16"], got.get("fp16", False)) == expected

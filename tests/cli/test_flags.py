@@ -13,7 +13,7 @@ from helpers.scripts import ROOT
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import annotations_of, check_flags, check_given_values, spelled_out
+from gtpo.cli.flags import annotations_of, check_flags, flags_on, spelled_out
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
@@ -33,7 +33,7 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
     ],
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
-    check_flags(spelled_out(argv), "grpo_config", SETTINGS)
+    check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_valid_flags_pass(argv: list[str]) -> None:
 )
 def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        check_given_values("gtpo", spelled_out(argv), "grpo_config")
+        check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> 
     ],
 )
 def test_right_values_pass(argv: list[str]) -> None:
-    check_given_values("gtpo", spelled_out(argv), "grpo_config")
+    check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
 
 
 def test_beta_is_a_setting_of_grpo() -> None:
-    check_given_values("grpo", ["--beta", "0.04"], "grpo_config")
+    check_flags("grpo", {"beta": "0.04"}, SETTINGS)
 
 
 HELP = """
