@@ -1,6 +1,5 @@
 """Reward functions by name: those of the caller, or a user's own from a file or module."""
 
-import contextlib
 import copy
 import functools
 import importlib
@@ -17,23 +16,15 @@ from types import ModuleType
 from typing import Any, cast
 
 from gtpo.errors import RunError, UsageError, first_line, nearest
+from gtpo.grading.latex import TABLES
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
-OF_RUNS = {  # a function that logs under these names would change what the run logs: its means, or its columns
-    "log_metric": {
-        *("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time", "tokens_per_second"),
-        *("reward", "reward_std", "frac_reward_zero_std", "accuracy", "accuracy_lenient", "formatting", "empty_blocks"),
-        *("grader_timeouts", "entropy", "kl", "completion_length", "filtered_fraction"),
-    },
-    "log_extra": {
-        *("step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"),
-        *("messages", "gold_answer", "cut_off"),
-    },
-}
-OF_RUNS_BEGIN = (*("eval_", "train_", "rewards/", "completions/", "conflict_", "sampler_", "sampling/", "clip_ratio/"),)
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
+# A function that logs under these names would change what the run logs: its means, or its columns.
+OF_RUNS = {log: frozenset(names) for log, names in TABLES["of_runs"].items()}
+OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 
 
 def load_rewards(
@@ -46,23 +37,26 @@ def load_rewards(
     the working directory first. Without ``columns``, those of the dataset, the functions are only loaded. ``noun``:
     what they are, reward or grader.
     """
-    if taken := sorted(NOT_COLUMNS & set(columns)):
-        raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
-    rewards = [checked_reward(known.get(name) or import_named(name, known, noun), name, noun) for name in names]
-    by_name = {reward.__name__: reward for reward in rewards}
-    for reward in rewards:
-        if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
-            raise UsageError(f"--{noun} {reward.name} and {other.name} are both called {reward.__name__}.")
+    taken = NOT_COLUMNS & set(columns)
+    if taken:
+        raise UsageError(f"the data has a column {min(taken)!r}, a name that TRL uses itself: rename it.")
+    rewards: dict[str, CheckedReward] = {}
+    for name in names:
+        reward = checked_reward(known.get(name) or import_named(name, known, noun), name, noun)
+        other = rewards.setdefault(reward.__name__, reward)
+        if other is not reward:  # metrics and tables have one column for each name
+            raise UsageError(f"--{noun} {other.name} and {name} are both called {reward.__name__}.")
         if columns:
             _check_signature(reward, set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
-    return rewards
+    return list(rewards.values())
 
 
 def _check_signature(reward: "CheckedReward", columns: set[str]) -> None:
+    passed = FROM_TRL if reward.noun == "reward" else {"prompts", "completions"}
     try:
-        passed = FROM_TRL if reward.noun == "reward" else {"prompts", "completions"}
-        with contextlib.suppress(ValueError):  # some built-in functions have no signature
-            inspect.signature(reward.function).bind(**dict.fromkeys(passed | columns))
+        inspect.signature(reward.function).bind(**dict.fromkeys(passed | columns))
+    except ValueError:  # some built-in functions have no signature
+        return
     except TypeError as error:
         raise UsageError(
             f"the {reward.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
@@ -86,8 +80,9 @@ def import_named(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
+    is_file = path.is_file() or module.endswith(".py")
     try:
-        found = _import_file(path) if path.is_file() or module.endswith(".py") else importlib.import_module(module)
+        found = _import_file(path) if is_file else importlib.import_module(module)
         return cast("Reward", getattr(found, function))
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
@@ -114,7 +109,9 @@ class CheckedReward:
     def __init__(self, function: Reward, name: str, noun: str) -> None:
         functools.update_wrapper(self, function)
         self.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # TRL logs it under this name
-        self.function, self.name, self.noun = function, name, noun
+        self.function = function
+        self.name = name
+        self.noun = noun
         self.prefill = ""
         self.returned: list[float | None] = []
         self.defers = False
@@ -129,35 +126,35 @@ class CheckedReward:
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
-        bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
-        arguments: dict[str, Any] = {
-            name: copy.deepcopy(value) if isinstance(value, list) else value
-            for name, value in kwargs.items()
-            if name not in bound
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            arguments[name] = copy.deepcopy(value) if isinstance(value, list) else value
+        for bound in getattr(self.function, "keywords", ()):
+            arguments.pop(bound, None)
         if self.prefill:
             arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
         for log in OF_RUNS.keys() & arguments.keys():
             arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
 
-    def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
-        name = str(name)
-        is_of_run = name in OF_RUNS[log] or name.startswith(OF_RUNS_BEGIN)
+    def _log(self, log: str, of_trl: Callable[..., None], name: Any, value: Any) -> None:
+        """Pass on what the function logs, metrics as numbers and columns as lists: they are stored as JSON."""
+        is_of_run = name in OF_RUNS[log] or str(name).startswith(OF_RUNS_BEGIN)
         if is_of_run and name not in getattr(self.function, "metrics", ()):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        of_trl(name, float(value) if log == "log_metric" else list(value))  # metrics are stored as JSON
+        of_trl(str(name), float(value) if log == "log_metric" else list(value))
 
     def _failed(self, error: BaseException, kwargs: Mapping[str, Any], row: int | None) -> list[float | None]:
         """Raise the error with its place and row, or keep it."""
-        if isinstance(error, RunError):
-            failure = error
-        else:
+        failure = error
+        if not isinstance(failure, RunError):
             what = f"raised {type(error).__name__}: {first_line(error)}"
             if "'list' object" in str(error):
                 what += ', the text of a completion is completion[0]["content"]'
-            of_row = "" if row is None else f" for {_described(kwargs, row)}"
-            failure = self._error(f"{what} ({place_of(error, __file__)}){of_row}")
+            what += f" ({place_of(error, __file__)})"
+            if row is not None:
+                what += f" for {_described(kwargs, row)}"
+            failure = self._error(what)
             failure.__cause__ = error
         if not self.defers:
             raise failure from failure.__cause__
@@ -168,13 +165,11 @@ class CheckedReward:
     def _row_that_fails(self, kwargs: Mapping[str, Any]) -> int | None:
         """The first row with which the function raises alone; None if it needs others for it."""
         count = len(kwargs.get("completions", ()))
+        columns = {name for name, value in kwargs.items() if isinstance(value, list) and len(value) == count}
         for row in range(count):
-            alone = {}
-            for name, value in kwargs.items():
-                is_column = isinstance(value, list) and len(value) == count
-                alone[name] = [value[row]] if is_column else value
+            alone = {name: [kwargs[name][row]] for name in columns}
             try:
-                self.function(**self._arguments(alone))
+                self.function(**self._arguments({**kwargs, **alone}))
             except (Exception, SystemExit):
                 return row
         return None
@@ -184,13 +179,15 @@ class CheckedReward:
 
         The trainer refuses both in ``returned``.
         """
-        listed = list(values) if hasattr(values, "__iter__") else None  # a generator runs here
-        count = len(kwargs.get("completions", listed or ()))
-        if listed is None or len(listed) != count or not all(v is None or hasattr(v, "__float__") for v in listed):
+        if hasattr(values, "__iter__"):
+            values = list(values)  # a generator runs here
+        is_valid = isinstance(values, list) and all(value is None or hasattr(value, "__float__") for value in values)
+        count = len(kwargs["completions"]) if "completions" in kwargs else len(values) if is_valid else 0
+        if not is_valid or len(values) != count:
             expected = f"expected a list with a number or None for each of {count} completions"
-            raise self._error(f"returned {reprlib.repr(values if listed is None else listed)}: {expected}")
-        self.returned = [None if value is None else float(value) for value in listed]
-        return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
+            raise self._error(f"returned {reprlib.repr(values)}: {expected}")
+        self.returned = [None if value is None else float(value) for value in values]
+        return [math.inf if value != value else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
         again = "" if self.defers else "; correct it, then run the command again."
@@ -209,21 +206,27 @@ class _CheckedAsyncReward(CheckedReward):
 def place_of(error: BaseException, caller: str) -> str:
     """File and line of a user's function where it raised: not of its ``caller``, a file, nor of what it calls."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
-    of_user = [frame for frame in frames if frame.filename == frames[0].filename]
-    return "".join(f"{Path(frame.filename).name}, line {frame.lineno}" for frame in of_user[-1:])
+    place = ""
+    for frame in frames:
+        if frame.filename == frames[0].filename:
+            place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return place
 
 
 def _described(kwargs: Mapping[str, Any], row: int) -> str:
     """A row for a message: the start of each of its values."""
-    columns = {name: shorten(str(kwargs[name][row]), 120) for name in ("completions", "answer") if name in kwargs}
+    columns = {}
+    for name in ("completions", "answer"):
+        if name in kwargs:
+            columns[name] = shorten(str(kwargs[name][row]), 120)
     return f"row {row + 1} of the batch: {columns}"
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:
     """A function as a :class:`CheckedReward`, which is awaited where the function is."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    name = name or getattr(function, "__name__", type(function).__name__)
-    return (_CheckedAsyncReward if is_async else CheckedReward)(function, name, noun)
+    kind = _CheckedAsyncReward if is_async else CheckedReward
+    return kind(function, name or getattr(function, "__name__", type(function).__name__), noun)
 
 
 def _prefilled(completion: Any, prefill: str) -> Any:
