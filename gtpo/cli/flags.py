@@ -79,7 +79,7 @@ def annotations_of(config: str) -> dict[str, str]:
         config: grpo_config or sft_config.
     """
     transformers, trl = map(_directory_of, ("transformers", "trl"))
-    found = {}
+    found: dict[str, str] = {}
     for file in (transformers / "training_args.py", trl / "trainer/base_config.py", trl / f"trainer/{config}.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name.endswith(("TrainingArguments", "Config")):
