@@ -135,11 +135,11 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_945, 10.33),
-    "data": Limit(10_060, 10.20),
+    "cli": Limit(6_945, 10.04),
+    "data": Limit(9_940, 10.02),
     "evaluation": Limit(15_600, 11.45),
     "forward": Limit(12_280, 11.00),
-    "grading": Limit(12_485, 10.32),
+    "grading": Limit(12_470, 9.97),
     "models": Limit(7_950, 9.85),
     "reports": Limit(6_500, 10.20),
     "runs": Limit(5_220, 10.00),

@@ -58,7 +58,7 @@ def check_flags(method: str, flags: Mapping[str, str | None], classes: Sequence[
 
 
 def _read_value(name: str, word: str, annotation: str) -> float | None:
-    """The number that a setting of a numeric type is given; None for other types."""
+    """The number that a setting of a numeric type gets; None for other types."""
     if annotation.startswith("Literal"):
         choices = ast.literal_eval(annotation.removeprefix("Literal"))
         if word not in choices:

@@ -163,9 +163,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     needs_gpu = alias in ("llama", "qwen") or backend == "unsloth"
     has_gpu = gpu_is_available()
     if needs_gpu and not has_gpu and not dry_run:
-        flags = f"--model {model}"
-        if backend == "unsloth":
-            flags += " --backend unsloth"
+        flags = f"--model {model}" + " --backend unsloth" * (backend == "unsloth")
         on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
         raise UsageError(check_driver() or f"{flags} trains on a GPU, which PyTorch does not see: {on_cpu}.")
     if alias in ("tiny", "llama", "qwen"):
@@ -262,8 +260,8 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     adapted: dict[str, Any] = {}
     has_gpu = torch.cuda.is_available()
     if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
-        settings |= {"use_cpu": False, "bf16": True}
-        adapted |= {"use_cpu": False, "bf16": True}
+        adapted = {"use_cpu": False, "bf16": True}
+        settings |= adapted
     if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
     name = settings.get("model", "tiny")

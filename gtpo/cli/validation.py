@@ -14,6 +14,18 @@ from gtpo.errors import UsageError
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _SHARE: Check = (lambda x: 0 <= x <= 1, "0 to 1")
 _ABOVE_0: Check = (lambda x: x > 0, "more than 0")
+
+
+def _is_repo_id(name: str) -> bool:
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except ValueError:
+        return False
+    return True
+
+
 _SIZES = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size", "prompts_per_step"),
     *("num_generations_eval", "steps_per_generation", "num_iterations", "max_completion_length", "save_total_limit"),
@@ -25,6 +37,7 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     **dict.fromkeys(("repetition_penalty", "temperature", "save_steps", "num_train_epochs"), _ABOVE_0),
     **dict.fromkeys(_SIZES, AT_LEAST_1),
     "output_dir": (lambda x: x.strip(), "a directory"),
+    "hub_model_id": (_is_repo_id, "a name, or owner/name, that the Hub accepts"),  # of the upload at the end
     "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
@@ -71,39 +84,54 @@ def batch_geometry(
 
 def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
-    for name, value in values.items():
-        listed = value if isinstance(value, list) else [value]
-        numbers = [each for each in listed if isinstance(each, float)]
-        if not all(map(math.isfinite, numbers)):
-            raise UsageError(f"--{name} is {value}: expected a finite number.")
+    _check_finite(values)
     check_fields(argparse.Namespace(**values), CHECKS)
-    if values["remove_unused_columns"] and "num_generations" in values:
-        raise UsageError("--remove_unused_columns is True: expected false, because the rewards read the columns.")
+    launched = os.environ.get
     no_gpu = values["use_cpu"] or not has_gpu
-    if values["fp16"] and no_gpu:
-        raise UsageError("--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.")
+    merges = values["merge"] != "none"
+    needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges
     on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and no_gpu:
-        raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
-        raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")
-    if values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth:
-        raise UsageError("--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.")
-    if values.get("stop_on_collapse") and "accuracy" not in values["reward"]:
-        raise UsageError("--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.")
-    needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
-    if values["lora_rank"] == 0 and needs_adapter:
+    faults = {
+        "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
+            values["remove_unused_columns"] and "num_generations" in values
+        ),
+        "--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.": (
+            values["fp16"] and no_gpu
+        ),
+        f"FSDP needs GPUs: {on_cpu}.": launched("ACCELERATE_USE_FSDP", "").lower() == "true" and no_gpu,
+        f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.": (
+            launched("ACCELERATE_USE_CPU", "").lower() == "true" and not launched("WORLD_SIZE")
+        ),
+        "--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.": (
+            values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth
+        ),
+        "--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.": (
+            values.get("stop_on_collapse") and "accuracy" not in values["reward"]
+        ),
+        "--lora_rank 0 has no adapter: set --backend transformers, --load_in_4bit false, --merge none.": (
+            values["lora_rank"] == 0 and needs_adapter
+        ),
+        "--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.": (
+            merges and launched("ACCELERATE_USE_DEEPSPEED") == "true"
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise UsageError(fault)
+    prompt = values["max_prompt_length"]
+    completion = values.get("max_completion_length", 0)
+    if prompt + completion > values["max_seq_length"]:
         raise UsageError(
-            "--lora_rank 0 has no adapter: set --backend transformers, --load_in_4bit false, --merge none."
-        )
-    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":  # of accelerate launch
-        raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
-    lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
-    if sum(lengths) > values["max_seq_length"]:
-        raise UsageError(
-            f"prompts of up to {lengths[0]} and completions of up to {sum(lengths[1:])} tokens exceed --max_seq_length "
+            f"prompts of up to {prompt} and completions of up to {completion} tokens exceed --max_seq_length "
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise it."
         )
+
+
+def _check_finite(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"--{name} is {value}: expected a finite number.")
 
 
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
@@ -113,20 +141,20 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
             if values.get(name) not in (None, False, "no"):
                 raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
         return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
-    strategy = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"])
+    strategy = str(values["eval_strategy"])
+    if strategy == "no":
+        strategy = "steps"
     derived: dict[str, Any] = {"eval_strategy": strategy}
     if values["eval_steps"] is None and strategy == "steps":
         derived["eval_steps"] = 1 / EVALUATIONS
-    batch = values["per_device_eval_batch_size"]
+    batch = values["per_device_train_batch_size"]
+    metric = "eval_loss"
     if "num_generations" in values:
         group = values["num_generations_eval"] or 1
         unit = group // math.gcd(group, processes)
-        batch = batch or -(-values["per_device_train_batch_size"] // unit) * unit
+        batch = math.ceil(batch / unit) * unit
         derived["num_generations_eval"] = group
         metric = "eval_accuracy" if "accuracy" in values.get("reward", ()) else "eval_reward"
-    else:
-        metric = "eval_loss"
-    return derived | {
-        "per_device_eval_batch_size": batch or values["per_device_train_batch_size"],
-        "metric_for_best_model": values["metric_for_best_model"] or metric,
-    }
+    derived["per_device_eval_batch_size"] = values["per_device_eval_batch_size"] or batch
+    derived["metric_for_best_model"] = values["metric_for_best_model"] or metric
+    return derived

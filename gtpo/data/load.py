@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,26 +140,28 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     """
     data = settings.data
     seed = settings.trainer.seed
-    is_graded = settings.reward is not None and "accuracy" in settings.reward.reward
-    how: dict[str, Any] = {
-        "dry_run": settings.run.dry_run,
-        "prompt_format": settings.prompt.format,
-        "for_sft": settings.method == "sft",
-        "graded": is_graded,
-        "required": ("prompt", "answer") if is_graded else ("prompt",),
-    }
-    rows = load_train(data, seed, **how)
-    held_out = None
+    is_graded = "accuracy" in scored_by(settings)
+    load = partial(
+        load_train,
+        dry_run=settings.run.dry_run,
+        prompt_format=settings.prompt.format,
+        for_sft=settings.method == "sft",
+        graded=is_graded,
+        required=("prompt", "answer") if is_graded else ("prompt",),
+    )
+    held_out = rows = load(data, seed)
     if data.eval_dataset is not None:
         own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
-        held_out = load_train(own, held_out=True, **how)
-    is_unknown = not rows.column_names or (held_out is not None and not held_out.column_names)
-    if is_unknown or (held_out is None and data.eval_rows is None):  # a dry run of the Hub is the first
+        held_out = load(own, held_out=True)
+    elif data.eval_rows is None:
         return rows, None
-    if held_out is None:
-        rows, held_out = hold_out(rows, int(data.eval_rows or 0), seed)
-    elif data.eval_rows not in (None, len(held_out)):
-        _, held_out = hold_out(held_out, int(data.eval_rows or 0), seed)
+    if not rows.column_names or not held_out.column_names:  # a dry run of the Hub
+        return rows, None
+    is_part = held_out is rows
+    count = data.eval_rows or len(held_out)
+    if is_part or count != len(held_out):
+        rest, held_out = hold_out(held_out, count, seed)
+        rows = rest if is_part else rows
     if "answer" in rows.column_names and "answer" not in held_out.column_names:
         raise UsageError(f"--eval_dataset {data.eval_dataset} has no column 'answer', and the training rows have.")
     held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
@@ -198,31 +201,39 @@ def load_train(
         if dry_run and is_on_hub(name):
             return _to_dataset({})
         return _load_own(data, prompt_format, split, for_sft, graded, required)
-    for flag in () if held_out else ("prompt_column", "answer_column", "solution_column", "dataset_config"):
-        if (value := getattr(data, flag)) != getattr(DataArguments, flag):
-            raise UsageError(f"--{flag} {value} is for your own data, not for {name}: remove it.")
-    if split not in (splits := ("test",) if held_out else ("train", "test")):
-        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
+    _check_flags_of_paper(data, split, held_out)
     if dry_run and data_directory(data.data_dir) is None and name not in ARITHMETIC_STEPS:
-        count = SOURCES[f"{split}/{name}"].rows
-        return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), [""] * min(count, data.limit or count)))
-    rows = _rows_of(name, split, data.data_dir, seed)[: data.limit]
-    columns = {
-        "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
-        "answer": [row["gold"] for row in rows],
-    }
-    if all(row["reasoning"] is not None for row in rows):
-        columns["solution"] = [prompt_format.to_completion(row["reasoning"], row["gold"]) for row in rows]
-    return _to_dataset(columns)
+        unread = [""] * SOURCES[f"{split}/{name}"].rows
+        return _to_dataset(dict.fromkeys(ROLES, unread[: data.limit]))
+    rows = []
+    for row in _rows_of(name, split, data.data_dir, seed)[: data.limit]:
+        made = {"prompt": prompt_format.to_messages(row["question"]), "answer": row["gold"]}
+        if row["reasoning"] is not None:
+            made["solution"] = prompt_format.to_completion(row["reasoning"], row["gold"])
+        rows.append(made)
+    return _from_rows(rows)
+
+
+def _check_flags_of_paper(data: DataArguments, split: str, held_out: bool) -> None:
+    """Refuse what a dataset of the paper has not: other splits, and columns of your own."""
+    splits = ("test",) if held_out else ("train", "test")
+    for flag in () if held_out else ("prompt_column", "answer_column", "solution_column", "dataset_config"):
+        value = getattr(data, flag)
+        if value != getattr(DataArguments, flag):
+            raise UsageError(f"--{flag} {value} is for your own data, not for {data.dataset}: remove it.")
+    if split not in splits:
+        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {data.dataset}.")
 
 
 def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
     """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows."""
-    if count >= len(rows):
-        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
-    chosen = set(random.Random(seed).sample(range(len(rows)), count))
-    rest = [i for i in range(len(rows)) if i not in chosen]
-    return rows.select(rest), rows.select(sorted(chosen))
+    total = len(rows)
+    if count >= total:
+        raise UsageError(f"--eval_rows is {count}: expected 1 to {total - 1} of the {total} rows.")
+    places = range(total)
+    chosen = sorted(random.Random(seed).sample(places, count))
+    rest = sorted({*places} - {*chosen})
+    return rows.select(rest), rows.select(chosen)
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
@@ -318,19 +329,17 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "D
     if "completion" not in rows.column_names or longest is None:
         return rows
     options = {"add_generation_prompt": False, **template_kwargs}
-    whole = [
-        len(encode_prompt(tokenizer, prompt + completion, **options))
-        for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
-    ]
+    whole = [len(encode_prompt(tokenizer, row["prompt"] + row["completion"], **options)) for row in rows]
     return _drop_long(rows, whole, longest, "prompts with their solution", "--max_length")
 
 
 def _drop_long(rows: "Dataset", lengths: Sequence[int], most: int, what: str, flag: str) -> "Dataset":
     kept = [i for i, length in enumerate(lengths) if length <= most]
+    dropped = len(lengths) - len(kept)
     if not kept:
-        raise UsageError(f"all {len(rows)} {what} are over {most} tokens: raise {flag}.")
-    if len(kept) < len(rows):
-        logger.warning("%d of %d %s dropped: over %d tokens (%s)", len(rows) - len(kept), len(rows), what, most, flag)
+        raise UsageError(f"all {dropped} {what} are over {most} tokens: raise {flag}.")
+    if dropped:
+        logger.warning("%d of %d %s dropped: over %d tokens (%s)", dropped, len(lengths), what, most, flag)
     return rows.select(kept)
 
 
@@ -342,12 +351,11 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     """
     if not rows.column_names:  # a dry run of a dataset of the Hub
         return rows
-    solutions = rows["solution"] if "solution" in rows.column_names else [None] * len(rows)
     columns: dict[str, list[Any]] = {"prompt": [], "completion": []}
-    for prompt, solution in zip(rows["prompt"], solutions, strict=True):
-        if solution is not None:
-            columns["prompt"].append(prompt)
-            columns["completion"].append([{"role": "assistant", "content": solution}])
+    for row in rows:
+        if row.get("solution") is not None:
+            columns["prompt"].append(row["prompt"])
+            columns["completion"].append([{"role": "assistant", "content": row["solution"]}])
     kept = len(columns["prompt"])
     if kept < len(rows):
         logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - kept, len(rows))
@@ -383,7 +391,7 @@ def _load_own(
         if "solution" in row or takes_answers:
             row["solution"] = None if is_empty(solution) else to_text(solution, place)
         rows.append(row)
-    return _to_dataset({name: [row[name] for row in rows] for name in rows[0]})
+    return _from_rows(rows)
 
 
 def _pick(
@@ -435,6 +443,11 @@ def _report_dropped(table: Table, dropped: Dropped) -> None:
         raise UsageError(f"{table.name} has no usable row: {reasons}.")
     if count:
         logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, reasons)
+
+
+def _from_rows(rows: list[Row]) -> "Dataset":
+    """Rows, one or more, that have the same columns."""
+    return _to_dataset({name: [row[name] for row in rows] for name in rows[0]})
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":

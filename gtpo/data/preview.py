@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from gtpo.arguments import PromptArguments
-from gtpo.data.tokenizer import assistant_prefill, end_of_turn, render
+from gtpo.data.tokenizer import Messages, assistant_prefill, end_of_turn, render
 from gtpo.errors import UsageError
 from gtpo.grading import alternatives, grade_text
 from gtpo.prompts import PromptFormat
@@ -46,7 +46,7 @@ class Preview(NamedTuple):
 
 def check_first_rows(
     tokenizer: Any,
-    prompts: Sequence[Any],
+    prompts: Sequence[Messages],
     golds: Sequence[str | None],
     settings: PromptArguments,
     scored: Collection[str] = ("format", "accuracy"),
@@ -65,10 +65,10 @@ def check_first_rows(
         if seen.fault:
             faults[row] = seen.fault
         elif row == 0 and settings.format.has_empty_block(seen.completion):
-            text = (
-                "the chat template writes an empty reasoning block (--chat_template_kwargs): completions begin with %r"
-            )
-            logger.warning(text, seen.completion.partition(settings.format_tags[1])[0] + settings.format_tags[1])
+            _, end, *_ = settings.format_tags
+            begun, _, _ = seen.completion.partition(end)
+            text = "the chat template writes an empty reasoning block (--chat_template_kwargs): completions begin with "
+            logger.warning("%s%r", text, begun + end)
     if not faults:
         return
     first = min(faults)
@@ -80,15 +80,13 @@ def check_first_rows(
 
 def look(
     tokenizer: Any,
-    prompt: Any,
+    prompt: Messages,
     gold: str | None,
     settings: PromptArguments,
     scored: Collection[str] = ("format", "accuracy"),
 ) -> Preview:
     """The prompt of a row, and a completion of it with its gold answer, encoded, decoded and scored."""
-    text = prompt
-    if not isinstance(prompt, str):
-        text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
+    text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
     prefill = assistant_prefill(tokenizer, settings)
     form = settings.format
     answer = "42" if gold is None else alternatives(gold)[0]
@@ -100,10 +98,9 @@ def look(
     if gold is not None:
         correct = grade_text(seen, gold, *form.tags[2:]).correct
     fault = _lost_question(prompt, text) or _early_end(tokenizer, ids)
-    lost = {"format"} if not follows else set()
-    if correct is False:
-        lost.add("accuracy")
-    if fault is None and lost & {*scored}:
+    loses_format = "format" in scored and not follows
+    loses_accuracy = "accuracy" in scored and correct is False
+    if fault is None and (loses_format or loses_accuracy):
         fault = _reason(written, seen, prefill, form)
     return Preview(text, seen, follows, correct, fault)
 
@@ -116,11 +113,12 @@ def _continued(completion: str, prefill: str, form: PromptFormat) -> str:
     return completion
 
 
-def _lost_question(prompt: Any, text: str) -> str | None:
+def _lost_question(prompt: Messages, text: str) -> str | None:
     """A template that leaves the user's turn out, or a part of it; white space aside."""
-    if isinstance(prompt, str):
-        return None
-    *_, question = ["", *(turn.get("content") for turn in prompt if turn["role"] == "user")]
+    question: Any = ""
+    for turn in prompt:
+        if turn["role"] == "user":
+            question = turn.get("content")
     if isinstance(question, str) and "".join(question.split()) not in "".join(text.split()):
         return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
     return None

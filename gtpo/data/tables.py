@@ -44,16 +44,16 @@ class Table:
         rows = list(rows)
         if not rows:
             raise UsageError(f"{name} has no rows.")
-        known: Row = {}
+        columns: Row = {}
         for row, _ in rows:
-            known |= dict.fromkeys(row)
-        columns = list(known)
-        if len(columns) > MAX_COLUMNS or len(columns) * len(rows) > MAX_CELLS:
+            columns |= dict.fromkeys(row)
+        width = len(columns)
+        if width > MAX_COLUMNS or width * len(rows) > MAX_CELLS:
             raise UsageError(
-                f"{name} has {len(columns):,} columns in {len(rows):,} rows, more than this program reads: keep the "
-                "columns of prompt and answer."
+                f"{name} has {width:,} columns in {len(rows):,} rows, more than this program reads: keep the columns "
+                "of prompt and answer."
             )
-        return cls(name, columns, rows)
+        return cls(name, list(columns), rows)
 
 
 def value_of(row: Row, name: str) -> Any:
@@ -173,24 +173,24 @@ def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
         reader = csv.reader(file, strict=True)
         header = next(reader, [])
         _check_header(header)
-        has_index = header[:1] == [""]  # the row number of DataFrame.to_csv
-        for row in filter(None, reader):
-            if len(row) != len(header):
+        for values in filter(None, reader):
+            if len(values) != len(header):
                 where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
                 raise ValueError(f"{where}: put a field that contains a comma into double quotes")
-            pairs = zip(header, row, strict=True)
-            yield reader.line_num, dict(islice(pairs, has_index, None))
+            row = dict(zip(header, values, strict=True))
+            row.pop("", None)  # the row number of DataFrame.to_csv
+            yield reader.line_num, row
 
 
 def _check_header(header: list[str]) -> None:
     if len(header) > MAX_COLUMNS:
         raise ValueError(f"more than {MAX_COLUMNS:,} columns, keep those of prompt and answer")
-    marks = [mark for mark in ";\t" if len(header) == 1 and mark in header[0]]
-    if marks:
-        raise ValueError(
-            f"the header {header[0]!r} has {marks[0]!r} between the columns: save it with commas between columns and "
-            "points in decimal numbers"
-        )
+    for mark in ";\t":
+        if len(header) == 1 and mark in header[0]:
+            raise ValueError(
+                f"the header {header[0]!r} has {mark!r} between the columns: save it with commas between columns and "
+                "points in decimal numbers"
+            )
     names = header[1:] if header[:1] == [""] else header
     if "" in names or len(set(names)) < len(names):
         raise ValueError(f"duplicate or empty column name in the header {header}")

@@ -95,7 +95,8 @@ def decide(a: str, b: str) -> tuple[bool | None, float]:
         return None, limit
     except RecursionError:
         is_same = False
-    return is_same, min(limit, limit - budget.seconds_left + time.thread_time() - start)
+    in_worker = limit - budget.seconds_left
+    return is_same, min(limit, in_worker + time.thread_time() - start)
 
 
 def _same(a: str, b: str, budget: TimeBudget) -> bool:
@@ -138,7 +139,9 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     The value of a chain is its last member: ``P = \frac{2}{4} = \frac12``. The members before it must be equal to it,
     or formulas for it: ``A = \pi r^2 = 9\pi``. ``18 = 19``, comparisons and equations are left as they are.
     """
-    if ("=" not in text and "\\in" not in text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
+    if "=" not in text and "\\in" not in text:
+        return "", text
+    if len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
     if not values or _NEGATION.search(text):
@@ -209,10 +212,12 @@ def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: TimeBudget, *, o
     rest = list(b)
     for x in a:
         rest.sort(key=x.__ne__)  # what is equal as text comes first
-        match = next((y for y in rest if _same(x, y, budget)), None)
-        if match is None:
+        for y in rest:
+            if _same(x, y, budget):
+                rest.remove(y)
+                break
+        else:
             return False
-        rest.remove(match)
     return True
 
 
@@ -241,9 +246,11 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     if are_words or (are_letters and min(len(x), len(y)) > 1):
         return squash(x) == squash(y) != ""  # on is not no, abc is not cba
     letters, others = _variables(x), _variables(y)
-    if letters != others and set(map(str.lower, letters)) == set(map(str.lower, others)):
+    lower = set(map(str.lower, letters))
+    if letters != others and lower == set(map(str.lower, others)):
         return False  # the grammar reads X as x
-    if (parse_number(x) or parse_number(y)) and _variables(x + y) and "\\" not in x + y:
+    has_number = parse_number(x) or parse_number(y)
+    if has_number and (letters or others) and "\\" not in x + y:
         return False  # an expression with a variable is not a number, unless functions cancel: those go to sympy
     return budget.sympy_equal(x, y)
 

@@ -29,7 +29,9 @@ Rules = list[tuple[re.Pattern[str], Replacement]]
 
 _CONTROL = dict.fromkeys(map(chr, [*range(32), 127]), " ")
 _CHARACTERS = str.maketrans(TABLES["characters"] | _CONTROL)
-_COMMANDS = TABLES["commands"] | dict.fromkeys(f"{TABLES['fonts']} {TABLES['declarations']}".split(), "")
+_COMMANDS = dict(TABLES["commands"])
+for _list in ("fonts", "declarations"):
+    _COMMANDS |= dict.fromkeys(TABLES[_list].split(), "")
 _NUMBER_WORDS = re.compile(rf"(?i)(?<![\w\\.,/^])(?<![^a-z]-)(?:{'|'.join(TABLES['number_words'])})\b")
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
@@ -101,13 +103,18 @@ def _unbox(text: str) -> str:
     if text.count("\\boxed") + text.count("\\fbox") != 1:
         return text
     box = last_boxed(text)
-    return box if box and not re.search(r"\d", text.replace(box, "", 1)) else text
+    if not box:
+        return text
+    outside = text.replace(box, "", 1)
+    return text if re.search(r"\d", outside) else box
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
     r"""``0.1\overline{6}`` as 15/90."""
-    once, block = match[1] + match[2], match[3]
-    top, bottom = int(once + block) - int(once or 0), 10 ** len(match[2]) * (10 ** len(block) - 1)
+    whole, once, block = match.groups()
+    digits = whole + once
+    top = int(digits + block) - int(digits or 0)
+    bottom = 10 ** len(once) * (10 ** len(block) - 1)
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
@@ -120,7 +127,8 @@ def _pattern(text: str) -> re.Pattern[str]:
     """A pattern of rewrites.yaml with the lists that it names."""
     lists = {"functions": FUNCTIONS, "text": TEXT_COMMANDS}
     for name in re.findall(r"(?<!\?)(?<!\?P)<([a-z_]+)>", text):
-        text = text.replace(f"<{name}>", lists.get(name) or TABLES[name].replace(" ", "|"))
+        choices = lists.get(name) or TABLES[name].replace(" ", "|")
+        text = text.replace(f"<{name}>", choices)
     return re.compile(text)
 
 

@@ -24,7 +24,8 @@ def parse_number(text: str) -> tuple[Fraction, bool] | None:
         return None
     part = match.groupdict()
     if part["decimal"]:
-        value = Fraction(part["decimal"]) * Fraction(10) ** int(part["power"] or 0)
+        power = int(part["power"] or 0)
+        value = Fraction(part["decimal"]) * Fraction(10) ** power
     else:
         top = part["top"] or part["over"]
         bottom = part["bottom"] or part["under"]
@@ -32,7 +33,8 @@ def parse_number(text: str) -> tuple[Fraction, bool] | None:
             return None
         if part["whole"] and not (top + bottom).isdigit():
             return None  # 3\frac{-1}{2} is not a mixed number
-        value = Fraction(top) / Fraction(bottom) + int(part["whole"] or 0)
+        whole = int(part["whole"] or 0)
+        value = Fraction(top) / Fraction(bottom) + whole
     signs = part["sign"] + part["inner"]
     if signs.count("-") == 1:
         value = -value

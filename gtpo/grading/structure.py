@@ -58,7 +58,10 @@ def _matrix(text: str) -> Structure | None:
     if not match or "\\begin" in match["body"]:
         return None
     lines = match["body"].replace("\\cr", "\\\\").split("\\\\")
-    rows = [re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")) for line in lines if line.strip()]
+    rows = []
+    for line in lines:
+        if line.strip():
+            rows.append(re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")))
     widths = {len(row) for row in rows}
     if len(widths) != 1:
         return None
@@ -91,8 +94,8 @@ def _vector(text: str) -> Structure | None:
     for sign, factor, marked, bare in terms:
         minus = sign.replace("+", "")
         found[marked or bare] = minus + (factor or "1")
-    is_whole = not _COMPONENT.sub("", text)
-    if not is_whole or len(found) < 2 or len(found) < len(terms):
+    rest = _COMPONENT.sub("", text)
+    if rest or len(found) < max(2, len(terms)):
         return None
     names = "ijk" if "k" in found else "ij"
     return "()", tuple(found.get(name, "0") for name in names)

@@ -41,8 +41,11 @@ def _known_units() -> dict[str, Unit]:
         powers = frozenset((base, int(power or 1)) for base, power in factors)
         for prefix, (exponent, word) in TABLES["prefixes"].items():
             if not prefix or symbol in TABLES["prefixed"]:
-                unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, powers)
-                known |= dict.fromkeys([prefix + symbol, *(word + name for name in names)], unit)
+                scale = Fraction(10) ** exponent
+                unit = Unit(Fraction(str(size)) * scale, powers)
+                known[prefix + symbol] = unit
+                for name in names:
+                    known[word + name] = unit
     return known
 
 
@@ -56,7 +59,8 @@ _BARE = (
     r"(?:[\d)}\]%]|\\pi))(?P<unit>\s*(?:\\mu\s*)?(?:\\Omega|[a-zA-Z]|\\frac\{[a-zA-Z]+\}\{[a-zA-Z])"
     r"[a-zA-Z./ *^{}()\d\\-]*)"
 )
-_FIRST, _LAST = (re.compile(f"(?P<value>{before}{_BARE}") for before in (".*?", ".*"))
+_FIRST = re.compile(f"(?P<value>.*?{_BARE}")
+_LAST = re.compile(f"(?P<value>.*{_BARE}")
 _FACTOR = re.compile(
     r"[\s{(*.]*(?P<per>/|per\b)?[\s{(]*(?:(?P<before>square|sq|cubic|cu)[.\s]+)?"
     r"(?!per\b)(?P<word>[a-zA-Z](?:[a-zA-Z.-]*[a-zA-Z])?)\.?[\s})]*"
@@ -97,7 +101,8 @@ def split_unit(text: str) -> Measure:
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
-        found = _measure(match["value"].strip(), match["unit"], is_marked=bool(marked))
+        value = match["value"].strip()
+        found = _measure(value, match["unit"], is_marked=bool(marked))
         if found:
             return found
     return Measure(text, None)
@@ -130,7 +135,8 @@ def _factors(flat: str) -> list[tuple[str, int]]:
     while match := _FACTOR.match(flat, position):
         if match["per"]:
             sign = -1
-        power = match["power"] or match["bare"] or _POWERS.get(match["before"] or match["after"], 1)
+        in_words = _POWERS.get(match["before"] or match["after"], 1)
+        power = match["power"] or match["bare"] or in_words
         factors.append((match["word"], sign * int(power)))
         position = match.end()
     return factors if position == len(flat) else []

@@ -42,7 +42,8 @@ def load_rewards(
         raise UsageError(f"the data has a column {min(taken)!r}, a name that TRL uses itself: rename it.")
     rewards: dict[str, CheckedReward] = {}
     for name in names:
-        reward = checked_reward(known.get(name) or import_named(name, known, noun), name, noun)
+        function = known.get(name) or import_named(name, known, noun)
+        reward = checked_reward(function, name, noun)
         other = rewards.setdefault(reward.__name__, reward)
         if other is not reward:  # metrics and tables have one column for each name
             raise UsageError(f"--{noun} {other.name} and {name} are both called {reward.__name__}.")
@@ -120,7 +121,8 @@ class CheckedReward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.failure = None
         try:
-            return self._checked(self.function(*args, **self._arguments(kwargs)), kwargs)
+            values = self.function(*args, **self._arguments(kwargs))
+            return self._checked(values, kwargs)
         except (Exception, SystemExit) as error:
             return self._failed(error, kwargs, self._row_that_fails(kwargs))
 
@@ -142,7 +144,8 @@ class CheckedReward:
         is_of_run = name in OF_RUNS[log] or str(name).startswith(OF_RUNS_BEGIN)
         if is_of_run and name not in getattr(self.function, "metrics", ()):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        of_trl(str(name), float(value) if log == "log_metric" else list(value))
+        plain = float(value) if log == "log_metric" else list(value)
+        of_trl(str(name), plain)
 
     def _failed(self, error: BaseException, kwargs: Mapping[str, Any], row: int | None) -> list[float | None]:
         """Raise the error with its place and row, or keep it."""
@@ -165,11 +168,13 @@ class CheckedReward:
     def _row_that_fails(self, kwargs: Mapping[str, Any]) -> int | None:
         """The first row with which the function raises alone; None if it needs others for it."""
         count = len(kwargs.get("completions", ()))
-        columns = {name for name, value in kwargs.items() if isinstance(value, list) and len(value) == count}
         for row in range(count):
-            alone = {name: [kwargs[name][row]] for name in columns}
+            alone = dict(kwargs)
+            for name, value in kwargs.items():
+                if isinstance(value, list) and len(value) == count:
+                    alone[name] = [value[row]]
             try:
-                self.function(**self._arguments({**kwargs, **alone}))
+                self.function(**self._arguments(alone))
             except (Exception, SystemExit):
                 return row
         return None
@@ -181,9 +186,13 @@ class CheckedReward:
         """
         if hasattr(values, "__iter__"):
             values = list(values)  # a generator runs here
-        is_valid = isinstance(values, list) and all(value is None or hasattr(value, "__float__") for value in values)
-        count = len(kwargs["completions"]) if "completions" in kwargs else len(values) if is_valid else 0
-        if not is_valid or len(values) != count:
+        listed = values if isinstance(values, list) else []
+        count = len(kwargs.get("completions", listed))
+        is_valid = listed is values and len(listed) == count
+        for value in listed:
+            if value is not None and not hasattr(value, "__float__"):
+                is_valid = False
+        if not is_valid:
             expected = f"expected a list with a number or None for each of {count} completions"
             raise self._error(f"returned {reprlib.repr(values)}: {expected}")
         self.returned = [None if value is None else float(value) for value in values]
@@ -198,7 +207,8 @@ class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:  # TRL awaits it
         self.failure = None
         try:
-            return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
+            values = await self.function(*args, **self._arguments(kwargs))
+            return self._checked(values, kwargs)
         except (Exception, SystemExit) as error:
             return self._failed(error, kwargs, None)
 
@@ -224,13 +234,16 @@ def _described(kwargs: Mapping[str, Any], row: int) -> str:
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:
     """A function as a :class:`CheckedReward`, which is awaited where the function is."""
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    called = type(function).__call__
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     kind = _CheckedAsyncReward if is_async else CheckedReward
-    return kind(function, name or getattr(function, "__name__", type(function).__name__), noun)
+    name = name or getattr(function, "__name__", type(function).__name__)
+    return kind(function, name, noun)
 
 
 def _prefilled(completion: Any, prefill: str) -> Any:
     if isinstance(completion, str):
         return prefill + completion
     first, *rest = completion
-    return [{**first, "content": f"{prefill}{first.get('content') or ''}"}, *rest]
+    text = first.get("content") or ""
+    return [{**first, "content": prefill + text}, *rest]
