@@ -112,9 +112,6 @@ class DataArguments(SourceArguments):
     eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
     max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
-    def __post_init__(self) -> None:
-        check_fields(self, dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
-
 
 NO_PROMPT = "none"  # --system_prompt
 
@@ -243,18 +240,6 @@ class ModelArguments:
     @property
     def target_modules(self) -> list[str] | str:
         return "all-linear" if self.lora_target_modules == ["all-linear"] else self.lora_target_modules
-
-    def __post_init__(self) -> None:
-        checks: dict[str, Check] = {
-            "lora_rank": (lambda x: x >= 0, "at least 1, or 0 to train all weights"),
-            "lora_target_modules": (
-                lambda names: names == ["all-linear"] or (names and not {"all-linear", "lm_head"} & set(names)),
-                "modules such as q_proj, without lm_head, or all-linear alone",
-            ),
-            "gpu_memory_utilization": SHARE,
-            "max_seq_length": AT_LEAST_1,
-        }
-        check_fields(self, checks)
 
 
 @dataclass

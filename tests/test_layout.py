@@ -136,7 +136,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(6_945, 10.04),
-    "data": Limit(9_940, 10.02),
+    "data": Limit(9_910, 10.02),
     "evaluation": Limit(15_600, 11.45),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_470, 9.97),
@@ -144,7 +144,7 @@ LIMITS = {
     "reports": Limit(6_500, 10.20),
     "runs": Limit(5_220, 10.00),
     "training": Limit(19_820, 10.55),
-    "": Limit(3_900, 8.60),  # the ground
+    "": Limit(3_790, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
 PAPER_LIMIT = Limit(10_850, 12.55)

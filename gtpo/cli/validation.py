@@ -4,16 +4,26 @@ import argparse
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 from operator import not_
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_fields
+from gtpo.arguments import Check, check_fields
 from gtpo.errors import UsageError
+from gtpo.files import read_yaml
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
-_SHARE: Check = (lambda x: 0 <= x <= 1, "0 to 1")
-_ABOVE_0: Check = (lambda x: x > 0, "more than 0")
+
+
+def _is_within(
+    value: float,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    above: float = -math.inf,
+    also: float | None = None,
+) -> bool:
+    return value == also or (at_least <= value <= at_most and value > above)
 
 
 def _is_repo_id(name: str) -> bool:
@@ -26,21 +36,13 @@ def _is_repo_id(name: str) -> bool:
     return True
 
 
-_SIZES = (
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size", "prompts_per_step"),
-    *("num_generations_eval", "steps_per_generation", "num_iterations", "max_completion_length", "save_total_limit"),
-)
-CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before the first step
-    **dict.fromkeys(("weight_decay", "max_grad_norm", "top_k", "beta", "epsilon", "epsilon_high"), NOT_NEGATIVE),
-    "num_completions_to_print": NOT_NEGATIVE,
-    **dict.fromkeys(("top_p", "min_p"), _SHARE),
-    **dict.fromkeys(("repetition_penalty", "temperature", "save_steps", "num_train_epochs"), _ABOVE_0),
-    **dict.fromkeys(_SIZES, AT_LEAST_1),
+CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
     "output_dir": (lambda x: x.strip(), "a directory"),
     "hub_model_id": (_is_repo_id, "a name, or owner/name, that the Hub accepts"),  # of the upload at the end
-    "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
-    "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
-    "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
+    "lora_target_modules": (
+        lambda names: names == ["all-linear"] or (names and not {"all-linear", "lm_head"} & set(names)),
+        "modules such as q_proj, without lm_head, or all-linear alone",
+    ),
     "model_init_kwargs": (not_, "nothing: --model, --load_in_4bit and --backend load the model"),
     "reward_weights": (any, "a weight other than 0: the rewards would add up to 0"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
@@ -49,6 +51,9 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "load_best_model_at_end": (not_, "false, because best/ has the best adapter of every run"),
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
+for _expected, _rule in read_yaml(Path(__file__).with_name("checks.yaml")).items():
+    _names = _rule.pop("settings")
+    CHECKS |= dict.fromkeys(_names, (partial(_is_within, **_rule), _expected))
 _ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
     *("eval_split", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
     *("metric_for_best_model", "greater_is_better"),

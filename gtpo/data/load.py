@@ -68,10 +68,8 @@ class Source:
     hub_id: str
     hub_split: str
     file: str  # in --data_dir
-    question: str
-    gold: str
+    columns: dict[str, str]  # role -> column
     rows: int  # with a readable gold answer
-    solution: str | None = None
     configs: Sequence[str] = ("default",)
     form: str = "answer"  # of the gold answer
 
@@ -115,14 +113,11 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         table = Table.of(source.hub_id, hub_rows)
     else:
         table = read_file(Path(directory) / source.file)
-    columns = {"question": source.question, "gold": source.gold}
-    if source.solution:
-        columns["reasoning"] = source.solution
-    kept, dropped = _pick(table, columns, required=columns, needed=columns)
+    kept, dropped = _pick(table, source.columns, required=source.columns, needed=source.columns)
     rows = []
     for row, place in kept:
         texts = {}
-        for role, column in columns.items():
+        for role, column in source.columns.items():
             texts[role] = to_text(row[role], f"{place}: column {column!r}")
         read = source.read(texts)
         if read["gold"] is None:
