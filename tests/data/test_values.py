@@ -151,6 +151,8 @@ def test_a_dotted_name_is_a_field_of_the_objects_in_a_column(tmp_path: Path) -> 
     problems, dropped = load_user_benchmark("own", data.dataset, data)
     assert [(problem.question, problem.gold) for problem in problems] == [("2+3?", "5")]
     assert dropped == {"with an empty answer": 1}
+    problems, _ = load_user_benchmark("own", data.dataset, data, with_grader=True)
+    assert [problem.columns["answer"] for problem in problems] == ["5", None]  # as rewards see it
 
 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
