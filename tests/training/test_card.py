@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard
 from gtpo.arguments import Settings
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.loop import model_card, save_adapter
+from gtpo.training.export import Card, save_adapter
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 TRAINERS = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": trl.SFTTrainer}
@@ -27,6 +27,10 @@ ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 def settings_of(directory: Path, *argv: str, method: str = "gtpo") -> Settings:
     words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", "--lora_rank", "4"]
     return parsed(*words, *argv, method=method)
+
+
+def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer: Any) -> str:
+    return Card(settings, rows, trainer, RunDirectory(settings.output_dir)).text(weights, where)
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def test_the_quick_start_works_when_pasted_in_another_directory(
     trainer = make_trainer("gtpo", tiny, tmp_path / "a run's")
     settings = settings_of(tmp_path / "a run's", "--model", str(tiny), "--merge", "16bit")
     settings.given["max_completion_length"] = 4
-    save_adapter(trainer, settings)
+    save_adapter(trainer, settings, RunDirectory(settings.output_dir))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for directory in ("adapter", "merged"):

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from gtpo.arguments import Settings
 from gtpo.errors import RunError
-from gtpo.training.loop import save_adapter
+from gtpo.runs.directory import RunDirectory
+from gtpo.training.export import save_adapter
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
@@ -22,6 +23,10 @@ def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = Fa
     settings = parsed(*words, *argv)
     settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
     return settings
+
+
+def save(trainer: Any, settings: Settings) -> None:
+    save_adapter(trainer, settings, RunDirectory(trainer.args.output_dir))
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
 def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny: Path) -> None:
     trainer, run = trained
     trainer.create_model_card()  # as TRL does at a checkpoint
-    save_adapter(trainer, settings_of(run, tiny))
+    save(trainer, settings_of(run, tiny))
     card = (run / "adapter" / "README.md").read_text()
     assert "2508.03772" in card and "gamma: 0.125" in card and "hub_model_id" not in card
     assert f'path = "{run / "adapter"}"' in card
@@ -50,15 +55,15 @@ def test_a_card_that_fails_does_not_fail_the_run(
     trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, run = trained
-    monkeypatch.setattr("gtpo.training.loop.model_card", lambda *arguments: 1 / 0)
-    save_adapter(trainer, settings_of(run, tiny))
+    monkeypatch.setattr("gtpo.training.export.Card.text", lambda *arguments: 1 / 0)
+    save(trainer, settings_of(run, tiny))
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Path], tiny: Path) -> None:
     trainer, run = trained
-    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    save(trainer, settings_of(run, tiny, "--merge", "16bit"))
     merged = load_file(run / "merged" / "model.safetensors")
     base = load_file(tiny / "model.safetensors")
     adapted = dict(trainer.model.named_parameters())
@@ -101,7 +106,7 @@ def test_the_final_weights_are_uploaded(
     private = merge == "16bit" or None
     settings = settings_of(run, tiny, "--hub_model_id", "mine", "--merge", merge, push_to_hub=True)
     settings.trainer.hub_private_repo = private
-    save_adapter(trainer, settings)
+    save(trainer, settings)
     create, (call, files, repository) = Hub.calls
     assert create == ("create", "mine", private, True)
     assert (call, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
@@ -116,7 +121,7 @@ def test_a_failed_upload_error_names_the_adapter_directory(
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "fails", True)
     with pytest.raises(RunError, match=f"no route to the Hub.*hf upload run {run / 'adapter'}"):
-        save_adapter(trainer, settings_of(run, tiny, push_to_hub=True))
+        save(trainer, settings_of(run, tiny, push_to_hub=True))
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
 
 
@@ -124,7 +129,7 @@ def test_the_reference_adapter_of_the_kl_term_is_not_published(tiny: Path, tmp_p
     trainer = make_trainer("grpo", tiny, tmp_path / "run", beta=0.04)
     trainer.save_model(str(tmp_path / "as_trl_saves"))
     assert (tmp_path / "as_trl_saves" / "ref").is_dir()
-    save_adapter(trainer, canned.settings_of(trainer))
+    save(trainer, canned.settings_of(trainer))
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "run" / "adapter" / "ref").exists()
 
@@ -134,5 +139,5 @@ def test_files_of_a_killed_save_are_not_published(trained: tuple[Any, Path], tin
     for name in ("adapter", "merged"):
         (run / f"{name}.tmp").mkdir(parents=True)
         (run / f"{name}.tmp" / "left_over.safetensors").write_bytes(b"")
-    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    save(trainer, settings_of(run, tiny, "--merge", "16bit"))
     assert (run / "merged" / "model.safetensors").is_file() and not list(run.rglob("left_over*"))

@@ -36,7 +36,7 @@ from trl import SFTConfig, SFTTrainer
 
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import checked_reward
-from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
+from gtpo.runs.directory import RunDirectory, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import callbacks
 from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
@@ -48,7 +48,7 @@ def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
     """A canned trainer with the callbacks of a run, and an existing run directory."""
     directory.mkdir(exist_ok=True)
     trainer = make_trainer(method, tiny, directory, save_strategy="steps", save_steps=1, **settings)
-    attach_callbacks(trainer, settings_of(trainer))
+    attach_callbacks(trainer, settings_of(trainer), RunDirectory(directory))
     return trainer
 
 

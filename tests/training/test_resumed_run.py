@@ -12,7 +12,7 @@ import yaml
 from helpers.canned import make_trainer, settings_of
 
 from gtpo.errors import RunError
-from gtpo.runs.directory import damage
+from gtpo.runs.directory import RunDirectory, damage
 from gtpo.training.loop import attach_callbacks, run
 
 ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
@@ -21,7 +21,7 @@ ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 
 def tracked(tiny: Path, directory: Path, **settings: Any) -> Any:
     directory.mkdir(exist_ok=True)
     trainer = make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
-    attach_callbacks(trainer, settings_of(trainer))
+    attach_callbacks(trainer, settings_of(trainer), RunDirectory(directory))
     return trainer
 
 

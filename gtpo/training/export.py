@@ -1,0 +1,149 @@
+"""What a trained run hands out: the adapter with its model card, the merged model, and the upload of either."""
+
+import json
+import logging
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
+from gtpo.data.load import SOURCES
+from gtpo.errors import RunError, first_line
+from gtpo.files import remove, replace_directory, write_atomically
+from gtpo.models.load import resolve_model
+from gtpo.reports.summary import initial_entropy_text, score_lines
+from gtpo.runs.directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+
+def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
+    """Save the trained adapter with tokenizer and model card to ``adapter/``, completely or not at all.
+
+    A model of which all weights were trained goes to ``model/``. ``merge: 16bit`` also writes ``merged/``;
+    ``push_to_hub`` uploads the merged model, or what was trained.
+    """
+    is_adapter = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
+    trained = run.adapter if is_adapter else run.model
+    unfinished = run.path / f"{trained.name}.tmp"
+    is_main = trainer.is_world_process_zero()
+    if is_main:
+        remove(unfinished)
+    trainer.save_model(str(unfinished))  # every process takes part; the main one writes
+    if not is_main:
+        return
+    (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
+    remove(unfinished / "ref")  # the reference of GRPO's KL: the adapter at step 0
+    (run.path / "README.md").unlink(missing_ok=True)  # TRL's, of a checkpoint
+    card = Card(settings, trainer.train_dataset, type(trainer), run)
+    card.write(unfinished, trained.resolve())
+    replace_directory(unfinished, trained)
+    if settings.run.merge == "16bit":
+        merge_adapter(trained, resolve_model(settings.model.model), run.merged)
+        trained = run.merged
+        card.write(trained, trained.resolve())
+    if settings.given.get("push_to_hub"):
+        card.upload(trained)
+
+
+def merge_adapter(adapter: Path, base: str, directory: Path) -> None:
+    """Save ``base`` with the adapter merged into its weights as a standalone model in bfloat16.
+
+    The base is loaded in bfloat16 into host memory, two bytes per parameter; 4-bit training weights are not used.
+    """
+    unfinished = Path(f"{directory}.tmp")
+    remove(unfinished)
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, dtype=torch.bfloat16, device_map="cpu")
+    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(adapter, trust_remote_code=False).save_pretrained(unfinished)
+    replace_directory(unfinished, directory)
+
+
+class Card:
+    """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
+
+    ``rows`` are the training prompts, of which the first has the system prompt. The class of the ``trainer`` names the
+    method and its paper, as in TRL.
+    """
+
+    def __init__(self, settings: Settings, rows: Any, trainer: Any, run: RunDirectory) -> None:
+        self.settings = settings
+        self.run = run
+        self.facts = {
+            "settings": settings,
+            "stored": settings.to_dict(),
+            "base": MODEL_ALIASES.get(settings.model.model, settings.model.model),
+            "source": SOURCES.get(f"train/{settings.data.dataset}"),
+            "benchmarks": BENCHMARK_TITLES,
+            "name": run.path.name,
+            "method": trainer._name,
+            "paper": getattr(trainer, "_paper", None),
+            "prompt": rows[0].get("prompt", "") if len(rows) else "",
+        }
+
+    def text(self, weights: Path, where: Path | str) -> str:
+        """The card of an adapter, or of a model, in the directory ``weights``.
+
+        ``where`` is the path or Hub id that the quick start loads.
+        """
+        base = self.facts["base"]
+        merged = not (weights / "adapter_config.json").is_file()
+        copy = None  # the 4-bit weights
+        if self.settings.model.load_in_4bit:
+            adapter = self.run.adapter if merged else weights
+            config = json.loads((adapter / "adapter_config.json").read_bytes())
+            copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
+        return _TEMPLATES.get_template("card.md.jinja").render(
+            self.facts,
+            merged=merged,
+            hub_id=None if base == "tiny" or Path(base).is_dir() else base,
+            copy=copy,
+            entropy=initial_entropy_text(self.run),
+            scores=score_lines(self.run, self.run.read_metrics()) if self.run.metrics.is_file() else [],
+            where=str(where),
+        )
+
+    def write(self, weights: Path, where: Path | str) -> None:
+        """Write the card next to the weights; a card that fails does not fail the run."""
+        try:
+            write_atomically(weights / "README.md", self.text(weights, where))
+        except Exception as error:
+            logger.warning("no model card (%s: %s); the run is complete", type(error).__name__, error)
+
+    def upload(self, weights: Path) -> None:
+        """Upload a directory to the Hub, with a card that loads it from there; RunError names the command to repeat."""
+        from huggingface_hub import HfApi
+
+        hub = HfApi()
+        trainer = self.settings.trainer
+        name = trainer.hub_model_id or self.run.path.name
+        try:
+            repository = hub.create_repo(name, private=trainer.hub_private_repo, exist_ok=True).repo_id
+            self.write(weights, repository)
+            hub.upload_folder(folder_path=weights, repo_id=repository, commit_message="Trained weights")
+        except Exception as error:  # no network, no write access, invalid name
+            again = shlex.join(["hf", "upload", name, str(weights)])
+            raise RunError(
+                f"not uploaded: {first_line(error)}. {weights} is complete: `{again}` uploads it."
+            ) from error
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    given = {key: value for key, value in values.items() if value is not None}
+    return str(yaml.safe_dump(given, allow_unicode=True))
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters.update(yaml=_yaml, json=partial(json.dumps, ensure_ascii=False), literal=repr)
