@@ -8,7 +8,10 @@ from gtpo.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-IS_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
+
+def is_main_process() -> bool:
+    """Whether this process writes the files of the run and speaks for it."""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 def refuse_data_parallel(args: Any) -> None:

@@ -35,7 +35,7 @@ from gtpo.data.values import (
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
-from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.processes import is_main_process
 from gtpo.prompts import PAPER, PromptFormat
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def prepare_prompts(
     """The rows that fit, after one look at the first ones (preview.py)."""
     rows = drop_long_prompts(rows, tokenizer, settings)
     held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
-    if IS_MAIN_PROCESS:
+    if is_main_process():
         golds = rows["answer"] if "answer" in rows.column_names else [None] * len(rows)
         check_first_rows(tokenizer, rows["prompt"], golds, settings.prompt, scored_by(settings))
     return rows, held_out

@@ -12,7 +12,7 @@ from typing import Any
 from gtpo.arguments import PromptArguments
 from gtpo.errors import UsageError, printable
 from gtpo.grading.worker import Worker
-from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -222,5 +222,5 @@ def leave_out_sampling(generation_config: Any, path: str) -> None:
         if name not in _KEPT.split() and value not in (None, False):
             setattr(generation_config, name, None)
             left_out.append(f"{name} {value}")
-    if left_out and IS_MAIN_PROCESS:
+    if left_out and is_main_process():
         logger.warning("%s: generation_config.json adds %s: left out of sampling", path, ", ".join(left_out))

@@ -16,6 +16,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import ensure_master_addr_port
 
 from gtpo.errors import UsageError, first_line
+from gtpo.processes import is_main_process
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
@@ -127,7 +128,7 @@ class AdapterGeneration(VLLMGeneration):
                 if hasattr(weight, "full_tensor"):
                     weight = weight.full_tensor()
                 state[name] = weight.detach().cpu()
-        if self.mode == "server" and not self.accelerator.is_main_process:
+        if self.mode == "server" and not is_main_process():
             return
         shutil.rmtree(self._path(), ignore_errors=True)
         self._version += 1
@@ -160,7 +161,7 @@ class AdapterServer(AdapterGeneration):
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self._url = url.rstrip("/")
         self.sync_weights()
-        if self.accelerator.is_main_process:
+        if is_main_process():
             self.vllm_client = VLLMClient(self._url)
             self.vllm_client.model = self._name()
         self.accelerator.wait_for_everyone()

@@ -13,7 +13,7 @@ from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_index, gpu_is_available
 from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
-from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
     from torch import distributed
 
     trainer = settings.trainer
-    if trainer.use_cpu and backend == "transformers" and gpu_is_available() and IS_MAIN_PROCESS:
+    if trainer.use_cpu and backend == "transformers" and gpu_is_available() and is_main_process():
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
@@ -55,7 +55,7 @@ def build_policy(
     """
     path = resolve_model(arguments.model)
     prompt = prompt or PromptArguments()
-    if IS_MAIN_PROCESS:
+    if is_main_process():
         tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":

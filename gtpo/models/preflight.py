@@ -20,7 +20,7 @@ from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
 from gtpo.models.hub import check_access, check_cache, hub_is_reachable, is_cached, is_hub_id
-from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
+from gtpo.processes import is_main_process, refuse_data_parallel
 from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def check_machine(settings: Settings, backend: str) -> None:
     for check in found:
         if check.fault and check.fatal:
             raise UsageError(check.fault)
-        if check.fault and IS_MAIN_PROCESS:
+        if check.fault and is_main_process():
             logger.warning("warning: %s", check.fault)
 
 

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
 from gtpo.files import read_own
+from gtpo.processes import is_main_process
 from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.script import training_begins
@@ -174,12 +175,12 @@ class RunMessages(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         training_begins()  # what optimizer and schedule refuse comes before
-        if state.is_world_process_zero:
+        if is_main_process():
             for line in start_lines(self.settings, self.prompts, state.max_steps, state.global_step, args.world_size):
                 logger.warning(line)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        if not state.is_world_process_zero or not logs or "train_loss" in logs or is_held_out(logs):
+        if not is_main_process() or not logs or "train_loss" in logs or is_held_out(logs):
             return
         self.recent.append({"step": state.global_step} | logs)
         if len(self.recent) < PROBLEM_STEPS:

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from gtpo.arguments import MODEL_ALIASES, Settings, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
-from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.processes import is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     MAY_CHANGE,
@@ -54,7 +54,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         reporter()  # raises where its package is missing
     run = RunDirectory(settings.output_dir)
     start = settings.run
-    if IS_MAIN_PROCESS and run.lock.exists():
+    if is_main_process() and run.lock.exists():
         _lock(run)
     if start.resume and start.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
@@ -66,7 +66,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         check_base(checkpoint)
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
-    if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
+    if is_main_process() and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
             raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
         if not start.overwrite:
@@ -79,7 +79,7 @@ def start_run(settings: Settings) -> None:
 
     ``run.lock`` is written first and stays: a directory that has it is a run, however early or late it was killed.
     """
-    if not IS_MAIN_PROCESS:
+    if not is_main_process():
         return
     run = RunDirectory(settings.output_dir)
     run.path.mkdir(parents=True, exist_ok=True)

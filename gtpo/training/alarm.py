@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from gtpo.processes import is_main_process
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +69,7 @@ class CollapseAlarm(TrainerCallback):
         self.rang_at = state.global_step
         control.should_save = True
         control.should_training_stop = control.should_training_stop or self.stop
-        if state.is_world_process_zero:
+        if is_main_process():
             logger.warning(
                 "step %d: %s is %.0f points below its best and the gradient norm is %.2f (means of %d steps): the run "
                 "may be losing what it learned. A checkpoint is written%s; a lower learning rate, or Adam's betas of "

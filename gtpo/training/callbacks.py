@@ -27,7 +27,7 @@ from transformers import TrainerCallback
 
 from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
-from gtpo.processes import any_process, gather_full_parameter
+from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import MANIFEST, RunDirectory, damage, resume_command, rotate, write_manifest
 
@@ -47,13 +47,13 @@ class MetricsWriter(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if state.global_step:
             args.eval_on_start = False  # its line is there
-        if not state.is_world_process_zero:
+        if not is_main_process():
             return
         restore_metrics(self.run, state, args)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
-        if not state.is_world_process_zero or not logs or is_summary:
+        if not is_main_process() or not logs or is_summary:
             return
         line = _line(logs, state.global_step, args)
         with open_own(self.run.metrics, encoding="utf-8") as file:
@@ -136,7 +136,7 @@ class BestAdapter(TrainerCallback):
             else:
                 trained = model.state_dict()
             full = {name: gather_full_parameter(weight) for name, weight in trained.items()}
-        if state.is_world_process_zero:
+        if is_main_process():
             self.weights = {name: weight.detach().cpu().clone() for name, weight in full.items()}
 
     def on_save(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -217,7 +217,7 @@ class StopOnSignal(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.restore()
         if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
-            if state.is_world_process_zero:
+            if is_main_process():
                 how = resume_command(RunDirectory(args.output_dir))
                 logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
@@ -375,7 +375,7 @@ class ResumedOptimizer(TrainerCallback):
         before = first["lr"]
         schedule.last_epoch -= 1
         schedule.step()  # computes the rates of this step again
-        if before != first["lr"] and state.is_world_process_zero:
+        if before != first["lr"] and is_main_process():
             steps = f"the {args.lr_scheduler_type.value} schedule of {state.max_steps} steps"
             logger.warning("the learning rate continues at %.3g, by %s (before: %.3g)", first["lr"], steps, before)
 
@@ -426,7 +426,7 @@ class CompleteCheckpoints(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # each process writes its random state
-        if state.is_world_process_zero:
+        if is_main_process():
             checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
             write_manifest(checkpoint)

@@ -18,6 +18,7 @@ from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
+from gtpo.processes import is_main_process
 from gtpo.reports.summary import initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory
 
@@ -33,11 +34,10 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
     is_adapter = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
     trained = run.adapter if is_adapter else run.model
     unfinished = run.path / f"{trained.name}.tmp"
-    is_main = trainer.is_world_process_zero()
-    if is_main:
+    if is_main_process():
         remove(unfinished)
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
-    if not is_main:
+    if not is_main_process():
         return
     (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
     remove(unfinished / "ref")  # the reference of GRPO's KL: the adapter at step 0

@@ -18,6 +18,7 @@ from transformers import set_seed
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from gtpo.files import write_atomically
+from gtpo.processes import is_main_process
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
@@ -76,7 +77,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         evaluate = partial(super().evaluate, eval_dataset, ignore_keys, metric_key_prefix)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate()  # which calls this method for each of them
-        is_stored = self.log_completions and self.accelerator.is_main_process
+        is_stored = self.log_completions and is_main_process()
         with self._undisturbed():
             metrics = evaluate()
             if is_stored:

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler, pad
 
 from gtpo.files import read_own, write_atomically
+from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.held_out import isolated_rng
@@ -59,7 +60,7 @@ class InitialEntropy(TrainerCallback):
         if not math.isfinite(value):
             raise non_finite_error("the initial entropy", trainer)
         record["filter_on"] = filter_is_on(value, settings.entropy_filter)
-        if trainer.accelerator.is_main_process:
+        if is_main_process():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record, indent=2))
             source = "given"

@@ -10,7 +10,7 @@ from transformers import TrainerState
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
-from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.processes import is_main_process
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
 from gtpo.reports.summary import RunMessages, log_summary
@@ -40,7 +40,7 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     train(trainer, checkpoint)
     training_begins()  # also where the run was finished before
     save_adapter(trainer, settings, directory)
-    if not IS_MAIN_PROCESS:
+    if not is_main_process():
         return
     for finish in (partial(write_report, directory.path), partial(log_summary, trainer, settings)):
         try:
@@ -54,7 +54,7 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     check_embeddings(trainer.model)  # SFT too
     ProgressBar.attach(trainer, trainer._name)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
-    wandb = "wandb" in trainer.args.report_to and IS_MAIN_PROCESS
+    wandb = "wandb" in trainer.args.report_to and is_main_process()
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
     alarms = []
     if settings.reward and "accuracy" in settings.reward.reward:
@@ -78,7 +78,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
         trainer._load_from_checkpoint(checkpoint)
-        if IS_MAIN_PROCESS:
+        if is_main_process():
             logger.warning("%s is finished, and saved again: --max_steps trains further", trainer.args.output_dir)
             state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
             restore_metrics(RunDirectory(trainer.args.output_dir), state, trainer.args)

@@ -41,7 +41,7 @@ from gtpo.forward.hidden_states import Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
-from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
+from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.callbacks import check_rewards, non_finite_error, raise_failed_reward
@@ -133,7 +133,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         check_embeddings(causal_lm)
         self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
-        if (other := deviations(args, causal_lm.generation_config)) and self.accelerator.is_main_process:
+        if (other := deviations(args, causal_lm.generation_config)) and is_main_process():
             logger.warning("Not the paper's objective: %s", other)
 
     # Rollouts, rewards, conflict mask
@@ -221,7 +221,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if self._bar is not None:
             yield self._bar
             return
-        hidden = not self.accelerator.is_main_process
+        hidden = not is_main_process()
         with CompletionBar(title, completions, 0, self.max_completion_length, disable=hidden, **PHASE) as self._bar:
             try:
                 yield self._bar
@@ -351,7 +351,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             "completion_ids": input_ids[:, start:],
             "completion_mask": attention_mask[:, start:],
         }
-        with phase_bar("scoring", math.ceil(len(input_ids) / rows), self.accelerator.is_main_process) as bar:
+        with phase_bar("scoring", math.ceil(len(input_ids) / rows), is_main_process()) as bar:
             return *self.scores(model, batch, rows, bar.update), None
 
     def scores(

@@ -101,7 +101,9 @@ def test_a_reward_that_gives_none_does_not_count() -> None:
     assert "(a)" in find_problems([row(step, **zero, **none) for step in range(1, 6)], 64)["zero"]
 
 
-def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+def test_each_problem_is_said_once_while_it_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: LogCaptureFixture
+) -> None:
     messages = RunMessages(settings_of(tmp_path / "a run"), 100)
     args = SimpleNamespace(output_dir=str(tmp_path / "a run"), world_size=1)
     bad = {"completions/clipped_ratio": 1.0, "rewards/a/mean": 0.0, "rewards/a/std": 0.0}
@@ -113,8 +115,9 @@ def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: LogC
     assert said == [0] * (PROBLEM_STEPS - 1) + [2] * (2 * PROBLEM_STEPS)
     caplog.clear()
     messages = RunMessages(settings_of(tmp_path), 100)
+    monkeypatch.setenv("RANK", "1")
     for step in range(1, 10):  # other processes say nothing
-        state = TrainerState(global_step=step, is_world_process_zero=False)
+        state = TrainerState(global_step=step)
         messages.on_log(args, state, TrainerControl(), logs=dict(bad))
         messages.on_train_begin(args, state, TrainerControl())
     assert not caplog.messages

@@ -96,7 +96,7 @@ def test_other_processes_accept_the_directory_of_the_main_process(
 ) -> None:
     """Under torchrun every process starts the run, and the main one may already have created the directory."""
     start(tmp_path / "run", "--seed", "1")
-    monkeypatch.setattr("gtpo.runs.start.IS_MAIN_PROCESS", False)
+    monkeypatch.setenv("RANK", "1")
     assert start(tmp_path / "run", "--seed", "1") is None
 
 

@@ -14,7 +14,7 @@ from gtpo import CollapseAlarm
 def feed(alarm: CollapseAlarm, accuracies: Any, norms: Any, every: int = 1, metric: str = "accuracy") -> Any:
     """The control that the alarm leaves after lines of a log, one each ``every`` steps."""
     control = SimpleNamespace(should_save=False, should_training_stop=False)
-    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    state = SimpleNamespace(global_step=0)
     for accuracy, norm in zip(accuracies, norms, strict=True):
         state.global_step += every
         logs = {metric: float(accuracy), "grad_norm": float(norm)}
@@ -114,5 +114,5 @@ def test_a_resumed_run_remembers() -> None:
     control = SimpleNamespace(should_save=False, should_training_stop=False)
     for step in range(31, 60):
         logs = {"accuracy": 40.0, "grad_norm": 0.3}
-        alarm.on_log(None, SimpleNamespace(global_step=step, is_world_process_zero=True), control, logs=logs)
+        alarm.on_log(None, SimpleNamespace(global_step=step), control, logs=logs)
     assert alarm.rang_at == 42

@@ -113,7 +113,7 @@ def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tm
     callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
     trainer.add_callback(callback)
     trained = trained_weights(trainer)
-    run = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    run = SimpleNamespace(max_steps=1, global_step=1)
     callback.on_log(None, run, None, logs={"accuracy": 1.0}, model=trainer.model)
     callback.on_save(None, run, None, model=trainer.model)
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), tmp_path / "best", is_trainable=True)
@@ -138,7 +138,7 @@ def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: py
     policy, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
     policy.peft_config["default"].base_model_name_or_path = "owner/name"
     callback = BestAdapter(RunDirectory(tmp_path), tokenizer)
-    state = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    state = SimpleNamespace(max_steps=1, global_step=1)
     callback.on_log(None, state, None, logs={"accuracy": 1.0}, model=policy)
     callback.on_save(None, state, None, model=policy)
     policy.save_pretrained(tmp_path / "checkpoint-1")  # as Transformers' Trainer does

@@ -218,7 +218,7 @@ def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monke
     monkeypatch.setattr(trl.GRPOTrainer, "evaluate", lambda self, *_: {"drawn": torch.rand(1).item()})
     drawn = []
     for rank in (0, 1, 0):
-        trainer.accelerator = SimpleNamespace(process_index=rank, device=torch.device("cpu"), is_main_process=False)
+        trainer.accelerator = SimpleNamespace(process_index=rank, device=torch.device("cpu"))
         drawn.append(trainer.evaluate()["drawn"])
     assert drawn[0] == drawn[2] != drawn[1]
 
