@@ -16,8 +16,7 @@ from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import comparable
 from gtpo.evaluation.storage import weights_have_changed
-from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import RunDirectory, find_runs, run_label
+from gtpo.runs.directory import RunDirectory, find_runs, is_held_out, run_label
 
 logger = logging.getLogger(__name__)
 

@@ -199,7 +199,7 @@ class TransformersSampler:
         from torch.nn.utils.rnn import pad_sequence
         from transformers import GenerationConfig
 
-        from gtpo.forward.generation import generate
+        from gtpo.forward.generation import generate, until_end
 
         greedy = self.sampling.temperature == 0
         rows_of_ids = [torch.tensor(request.prompt_ids, device=model.device) for request in batch]
@@ -219,8 +219,7 @@ class TransformersSampler:
             output = generate(self.model, ids, mask, self.model.generation_config, counter)
         rows = []
         for request, tokens in zip(batch, output[:, ids.shape[1] :].tolist(), strict=True):
-            end = next((i + 1 for i, token in enumerate(tokens) if token in end_ids), None)
-            rows.append(to_row(request, tokens[:end], end is not None, self.tokenizer))
+            rows.append(to_row(request, *until_end(tokens, end_ids), self.tokenizer))
         return rows
 
 

@@ -141,6 +141,13 @@ def plans_unsloth(values: Mapping[str, Any]) -> bool:
     return bool(values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic))
 
 
+def uses_unsloth() -> bool:
+    """Whether Unsloth has replaced TRL's trainer."""
+    import trl
+
+    return trl.GRPOTrainer.__name__.startswith("Unsloth")
+
+
 def load_backend(backend: str = "auto", model: str | None = None) -> str:
     """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
 
@@ -162,8 +169,7 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if early_imports and "unsloth" not in sys.modules:
         raise UsageError(f"{sorted(early_imports)[0]} was imported before Unsloth: call load_backend() first.")
     import unsloth  # noqa: F401  (imported for its side effects)
-    from trl import GRPOTrainer
 
-    if not GRPOTrainer.__name__.startswith("Unsloth"):
+    if not uses_unsloth():
         raise UsageError("Unsloth did not patch trl.GRPOTrainer: delete unsloth_compiled_cache/ and restart.")
     return backend

@@ -2,17 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pandas import Series
 
+from gtpo.runs.directory import is_held_out
+
 Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
-
-
-def is_held_out(metrics: Mapping[str, Any]) -> bool:
-    """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
-    return "eval_runtime" in metrics
 
 
 def of_training(rows: Rows) -> Rows:

@@ -97,7 +97,7 @@ class RunDirectory:
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
         for line in read_own(self.metrics).split(b"\n")[:-1]:
             row = dict(json.loads(line))
-            rows[row.get("step"), "eval_runtime" in row] = row
+            rows[row.get("step"), is_held_out(row)] = row
         if not rows:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return list(rows.values())
@@ -105,6 +105,11 @@ class RunDirectory:
     def read_best(self) -> dict[str, Any] | None:
         """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it."""
         return _read_json(self.best / "best.json") or None
+
+
+def is_held_out(metrics: Mapping[str, Any]) -> bool:
+    """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
+    return "eval_runtime" in metrics
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -28,8 +28,15 @@ from transformers import TrainerCallback
 from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter, is_main_process
-from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import MANIFEST, RunDirectory, damage, resume_command, rotate, write_manifest
+from gtpo.runs.directory import (
+    MANIFEST,
+    RunDirectory,
+    damage,
+    is_held_out,
+    resume_command,
+    rotate,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 

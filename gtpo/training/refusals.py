@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import trl
 from peft import PromptLearningConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 
 from gtpo.errors import UsageError
+from gtpo.models.backend import uses_unsloth
 from gtpo_loss import LOSS_TYPES
 
 # Settings of TRL that change its loss, and the values that ours implements, the paper's first.
@@ -47,11 +47,6 @@ _NOT_OF_THE_SAMPLER = re.compile(
     r"_.*|transformers_version|.*_token_ids?|stop_strings|max_(length|new_tokens|tokens|time)|(use_)?cache.*|"
     r"temperature|top_[kp]|min_p|repetition_penalty"
 )
-
-
-def uses_unsloth() -> bool:
-    """Whether Unsloth has replaced TRL's trainer."""
-    return trl.GRPOTrainer.__name__.startswith("Unsloth")
 
 
 def check_grpo_settings(args: Any) -> None:

@@ -35,11 +35,12 @@ from trl.models import unwrap_model_for_generation
 
 from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
-from gtpo.forward.generation import generate
+from gtpo.forward.generation import generate, until_end
 from gtpo.forward.head import linear_logps_and_entropy
 from gtpo.forward.hidden_states import Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
+from gtpo.models.backend import uses_unsloth
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
@@ -59,7 +60,6 @@ from gtpo.training.refusals import (
     check_inputs,
     deviations,
     logit_options,
-    uses_unsloth,
 )
 from gtpo_loss import (
     completion_entropy,
@@ -209,11 +209,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
                 TokenCounter([True] * len(ids), self.eos_token_ids, bar.count_tokens),
             )
         ends = set(self.eos_token_ids)
-        completions = rows[:, ids.shape[1] :].tolist()
-        for row in completions:
-            place = next((t for t, token in enumerate(row) if token in ends), len(row))
-            del row[place + 1 :]
-        return completions
+        return [until_end(tokens, ends)[0] for tokens in rows[:, ids.shape[1] :].tolist()]
 
     @contextmanager
     def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:

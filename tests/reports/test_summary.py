@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from helpers.settings import parsed
-from pytest import LogCaptureFixture, mark
+from pytest import LogCaptureFixture, MonkeyPatch, mark
 from transformers import TrainerControl, TrainerState
 
 from gtpo.arguments import Settings
@@ -102,7 +102,7 @@ def test_a_reward_that_gives_none_does_not_count() -> None:
 
 
 def test_each_problem_is_said_once_while_it_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: LogCaptureFixture
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     messages = RunMessages(settings_of(tmp_path / "a run"), 100)
     args = SimpleNamespace(output_dir=str(tmp_path / "a run"), world_size=1)
