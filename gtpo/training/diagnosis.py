@@ -5,7 +5,7 @@ batch and no log-probabilities: each wraps a method of its trainer when training
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
-from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, grouped_tokens, token_places
+from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, token_places
 
 
 class _Observer(TrainerCallback):
@@ -116,7 +116,7 @@ class ConflictMetrics(_Observer):
             weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
             found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
         found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
-        self.log(found)
+        log_metrics(trainer, found)
 
     def on_entropies(self, result: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any) -> None:
         if compute_entropy:  # the forward pass of the loss
@@ -125,13 +125,15 @@ class ConflictMetrics(_Observer):
     def on_loss(self, loss: Tensor, model: Any, inputs: dict[str, Any]) -> None:
         if self.token_entropy is not None:
             entropy = completion_entropy(self.token_entropy, inputs["completion_mask"])
-            self.log({"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
+            log_metrics(self.trainer, {"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
             self.token_entropy = None
 
-    def log(self, metrics: dict[str, float]) -> None:
-        mode = "train" if self.trainer.model.training else "eval"
-        for name, value in metrics.items():
-            self.trainer._metrics[mode][name].append(value)
+
+def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+    """Add values to those whose mean TRL logs."""
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    for name, value in metrics.items():
+        logged[name].append(value)
 
 
 def gather_rows(accelerator: Any, batch: dict[str, Any]) -> list[Tensor]:
@@ -246,29 +248,20 @@ def conflict_push(
         those of the backward spans; NaN where there are none. Shape (3,) each.
     """
     valid = completion_mask.bool()
+    groups = torch.arange(len(valid), device=valid.device)[:, None] // group_size  # (B, 1)
     before = strength[:, None].expand_as(weights)
     after = strength[:, None] * weights
-    pushes = torch.stack([before, after])  # (2, B, T)
-    total = pushes.new_zeros(2, 3)
-    count = pushes.new_zeros(3)
-    for column, (span, places) in enumerate(zip(spans, token_places(valid), strict=True), start=1):
-        width = int(torch.where(span, places + 1, 0).max())  # no row's span goes further
-        tokens = grouped_tokens(completion_ids, places, group_size)[..., :width]  # (P, G, width)
-        values = torch.cat([pushes, span[None]])  # (3, B, T)
-        empty = values.new_zeros(3, len(valid), 1 + valid.shape[1])
-        by_place = empty.scatter(2, places.expand_as(values), values)[..., :width]
-        by_place = by_place.unflatten(1, (-1, group_size))  # (3, P, G, width)
-        of_row, run = by_place[:2], by_place[2]
-        of_token = torch.zeros_like(of_row)
-        sharing = torch.zeros_like(run)
-        for other in range(group_size):
-            same = tokens == tokens[:, other, None]
-            of_token += same * of_row[:, :, other, None]
-            sharing += same * run[:, other, None]
-        share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
-        total[:, column] = (share * of_token).sum((1, 2, 3))
-        count[column] = share.sum()
-    total[:, 0] = total.sum(1)
-    count[0] = count.sum()
-    push, corrected = total / count
+    totals = []
+    counts = []
+    for span, places in zip(spans, token_places(valid), strict=True):
+        slots = groups * (valid.shape[1] + 1) + places
+        tokens = slots * (completion_ids.max() + 1) + completion_ids  # equal for the same token, place and group
+        distinct, which = tokens.unique(return_inverse=True)
+        values = torch.stack([before, after, span.to(before.dtype)]) * valid  # (3, B, T)
+        sums = values.new_zeros(3, len(distinct)).index_add(1, which.flatten(), values.flatten(1))
+        is_conflict = sums[2] > 0
+        totals.append((sums[:2] * is_conflict).sum(1))
+        counts.append(is_conflict.sum())
+    total = torch.stack([sum(totals), *totals], 1)
+    push, corrected = total / torch.stack([sum(counts), *counts])
     return push, corrected

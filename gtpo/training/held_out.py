@@ -45,13 +45,14 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
 
 
 @contextmanager
-def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, Python, NumPy and PyTorch start from a seed; afterwards they continue where they were."""
+def isolated_rng(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Inside, Python, NumPy and PyTorch start from a seed, if there is one; afterwards they are where they were."""
     python = random.getstate()
     numpy = np.random.get_state()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        set_seed(seed)
+        if seed is not None:
+            set_seed(seed)
         try:
             yield
         finally:

@@ -15,7 +15,8 @@ from torch import Tensor
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
-from gtpo.training.diagnosis import conflict_counts, push_metrics
+from gtpo.training.diagnosis import conflict_counts, log_metrics, push_metrics
+from gtpo.training.held_out import isolated_rng
 
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
@@ -50,37 +51,9 @@ class Rollouts(NamedTuple):
 class MicroBatch(NamedTuple):
     """What a micro-batch of b rows has measured, on the device until its step is complete."""
 
-    finite: dict[str, Tensor]  # flags by name, 0-d
-    metrics: dict[str, Tensor]  # by name, 0-d
+    scalars: dict[str, Tensor]  # the loss, then metrics by name; 0-d
     rows: Tensor  # place among the rollouts, <H>_i, delta and w_i; (b, 4)
     inputs: dict[str, Any]  # and what was computed from them: saved if the step fails
-
-
-class Step(NamedTuple):
-    """The micro-batches of a step on the host, of R processes and M micro-batches each."""
-
-    finite: dict[str, np.ndarray]  # (R, M) each
-    metrics: dict[str, np.ndarray]  # (R, M) each
-    rows: np.ndarray  # as those of MicroBatch, of all of them; (R M b, 4)
-
-
-def _pack(unread: list[MicroBatch]) -> Tensor:
-    """All of a step in one tensor, for one gather and one transfer to the host. Shape (M, flags + metrics + 4 b)."""
-    packed = []
-    for part in unread:
-        scalars = torch.stack([*part.finite.values(), *part.metrics.values()]).float()
-        packed.append(torch.cat([scalars, part.rows.flatten()]))
-    return torch.stack(packed)
-
-
-def _unpack(gathered: np.ndarray, like: MicroBatch) -> Step:
-    """``gathered``: what :func:`_pack` gave in each process, shape (R, M, ...), of micro-batches with these names."""
-    flags = len(like.finite)
-    scalars = flags + len(like.metrics)
-    columns = np.moveaxis(gathered[..., :scalars], 2, 0)  # (flags + metrics, R, M)
-    finite = dict(zip(like.finite, columns[:flags], strict=True))
-    metrics = dict(zip(like.metrics, columns[flags:], strict=True))
-    return Step(finite, metrics, gathered[..., scalars:].reshape(-1, 4))
 
 
 class Recorder:
@@ -90,31 +63,20 @@ class Recorder:
         self.trainer = trainer
         self.unread: list[MicroBatch] = []  # of the current step, until the last one
         self.pushed: Rollouts | None = None  # whose conflict push waits for w_i of every row
-        self.token_weights: dict[int, float] = {}  # w_i, by row
-
-    @property
-    def mode(self) -> str:
-        """``train`` or ``eval``."""
-        return "train" if self.trainer.model.training else "eval"
+        self.token_weights = np.empty(0)  # w_i by row, NaN where it is not known
 
     @property
     def has_table(self) -> bool:
         """Whether the completions of this batch are in the table."""
-        return self.mode == "train" and self.trainer.log_completions
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Add values, whose mean TRL logs."""
-        logged = self.trainer._metrics[self.mode]
-        for name, value in metrics.items():
-            logged[name].append(value)
+        return bool(self.trainer.model.training and self.trainer.log_completions)
 
     def rollouts(self, inputs: list[dict[str, Any]], batch: dict[str, Any], whole: Rollouts) -> None:
         """The conflict metrics of a generation, and its rows of the table; ``batch`` is of this process."""
         found = conflict_counts(whole.valid, whole.spans)
         self.pushed = whole if found["conflict_tokens"] else None
-        self.token_weights = {}
+        self.token_weights = np.full(len(whole.ids), np.nan)
         found["completion_length"] = (whole.valid.sum() / len(whole.ids)).item()
-        self.log(found)
+        log_metrics(self.trainer, found)
         rows = len(batch["completion_ids"])
         first = self.trainer.accelerator.process_index * rows
         batch["row"] = torch.arange(first, first + rows, device=whole.ids.device)  # follows TRL's shuffle
@@ -141,23 +103,20 @@ class Recorder:
     ) -> None:
         """Keep what a micro-batch has measured; with the last one of a step all are read, at once."""
         logps, entropy = logps.detach(), measured.entropy
-        keep, weights = measured.keep, measured.token_weights
-        if keep is None:
-            keep = torch.ones_like(entropy)
-        if weights is None:
-            weights = torch.full_like(entropy, math.nan)
-        finite = {"the loss": loss.detach().isfinite(), "the entropy": entropy.isfinite().all()}
-        rows = torch.stack([inputs["row"], entropy, keep, weights / self._parts()], 1).float()
+        keep = _filled(measured.keep, 1.0, entropy)
+        weights = _filled(measured.token_weights, math.nan, entropy) / self._parts()
+        scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
+        rows = torch.stack([inputs["row"], entropy, keep, weights], 1).float()
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
-        self.unread.append(MicroBatch(finite, self._metrics_of(measured, logps, inputs), rows, saved))
-        if self.mode == "eval" or self.trainer.accelerator.sync_gradients:
+        self.unread.append(MicroBatch(scalars, rows, saved))
+        if not self.trainer.model.training or self.trainer.accelerator.sync_gradients:
             self._read()
 
     def _parts(self) -> int:
         """Micro-batches of all processes whose losses are averaged."""
         trainer = self.trainer
         parts = trainer.accelerator.num_processes
-        if self.mode == "train":
+        if trainer.model.training:
             parts *= trainer.args.steps_per_generation * trainer._parts
         return parts
 
@@ -173,54 +132,67 @@ class Recorder:
         return metrics
 
     def _read(self) -> None:
-        """Log the micro-batches of a step; every process has to call it."""
+        """Log the R M micro-batches of a step; every one of the R processes has to call it."""
         unread, self.unread = self.unread, []
-        gathered = self.trainer.accelerator.gather(_pack(unread)[None])
-        step = _unpack(gathered.cpu().numpy(), unread[0])
-        self._check_finite(step, unread)
-        for place, entropy, delta, weight in step.rows.tolist():
-            row = int(place)
-            if self.has_table:
-                self.trainer._logs["extra"]["entropy"][row] = entropy
-                self.trainer._logs["extra"]["delta"][row] = delta
-            if not math.isnan(weight):
-                self.token_weights[row] = weight
-        for name, values in step.metrics.items():
+        packed = []  # for one gather and one transfer to the host
+        for part in unread:
+            scalars = torch.stack([*part.scalars.values()]).float()
+            packed.append(torch.cat([scalars, part.rows.flatten()]))
+        gathered = self.trainer.accelerator.gather(torch.stack(packed)[None]).cpu().numpy()
+        names = [*unread[0].scalars]
+        values, rows = np.split(gathered, [len(names)], axis=2)  # (R, M, scalars), (R, M, 4 b)
+        rows = rows.reshape(*rows.shape[:2], -1, 4)
+        self._check_finite(values[..., 0], rows[..., 1], unread)
+        self._read_rows(rows.reshape(-1, 4))
+        for column, name in enumerate(names[1:], start=1):
             reduce = OVER_PROCESSES.get(name, np.mean)
-            for of_processes in values.T:
+            for of_processes in values[..., column].T:
                 measured = of_processes[~np.isnan(of_processes)]  # NaN: not measured there
                 if len(measured):
-                    self.log({name: float(reduce(measured))})
+                    log_metrics(self.trainer, {name: float(reduce(measured))})
         self._push()
 
-    def _check_finite(self, step: Step, unread: list[MicroBatch]) -> None:
-        """RunError on every process, or the others would hang, if a loss or an entropy is NaN or infinite."""
-        is_finite = np.stack([*step.finite.values()]).all((0, 1))  # (M,)
+    def _read_rows(self, rows: np.ndarray) -> None:
+        """Complete the table and w_i; ``rows`` as those of a MicroBatch."""
+        places = rows[:, 0].astype(int)
+        self.token_weights[places] = rows[:, 3]
+        if self.has_table:
+            extra = self.trainer._logs["extra"]
+            for place, entropy, delta in zip(places, *rows[:, 1:3].T.tolist(), strict=True):
+                extra["entropy"][place] = entropy
+                extra["delta"][place] = delta
+
+    def _check_finite(self, losses: np.ndarray, entropies: np.ndarray, unread: list[MicroBatch]) -> None:
+        """RunError on every process, or the others would hang, if a loss or an entropy is NaN or infinite.
+
+        ``losses``: (R, M); ``entropies``: (R, M, b).
+        """
+        is_finite = np.isfinite(losses) & np.isfinite(entropies).all(2)
         if is_finite.all():
             return
-        part = unread[int(is_finite.argmin())]
-        failed = [name for name, flag in part.finite.items() if not flag]  # none: it is on another process
-        raise non_finite_error(failed[-1] if failed else "the loss", self.trainer, [part.inputs])
+        place = int(is_finite.all(0).argmin())
+        part = unread[place]
+        what = "the loss" if part.rows[:, 1].isfinite().all() else "the entropy"
+        raise non_finite_error(what, self.trainer, [part.inputs])
 
     def _push(self) -> None:
         """Log the conflict push once w_i of all rows is known, at the last step of a generation."""
         whole = self.pushed
-        if whole is None or len(self.token_weights) < len(whole.ids):
+        if whole is None or np.isnan(self.token_weights).any():
             return
         self.pushed = None
         ids, valid, spans, advantages, group_size = whole
-        weights = torch.tensor([self.token_weights[row] for row in range(len(ids))], device=ids.device)
+        weights = torch.tensor(self.token_weights, dtype=torch.float32, device=ids.device)
         positive_weight = self.trainer.gtpo.conflict_positive_weight
-        self.log(push_metrics(ids, valid, spans, advantages, weights, group_size, positive_weight))
+        log_metrics(self.trainer, push_metrics(ids, valid, spans, advantages, weights, group_size, positive_weight))
 
     def group(self, row: int) -> Group:
         """One group as a training step sees it, without training on it (``inspect_group`` of the trainer)."""
         trainer, was_training = self.trainer, self.trainer.model.training
         trainer.model.train()  # groups of training mode; there is no dropout
         example, group_size = trainer.train_dataset[row], trainer.num_generations
-        devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
         try:
-            with self._unlogged(), torch.random.fork_rng(devices), torch.no_grad():
+            with self._unlogged(), isolated_rng(None, trainer.accelerator.device), torch.no_grad():
                 batch = trainer._generate_and_score_completions([example] * group_size)
                 table = trainer._logs["rewards"]
                 rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
@@ -228,21 +200,20 @@ class Recorder:
                 _, measured = trainer.objective(*scores, batch)
         finally:
             trainer.model.train(was_training)
-        ids, valid = batch["completion_ids"], batch["completion_mask"].bool()
-        weights = torch.ones_like(scores[0]) if measured.weights is None else measured.weights
-        keep = torch.ones_like(measured.entropy) if measured.keep is None else measured.keep
+        ids, valid = batch["completion_ids"], batch["completion_mask"]
+        prompts = _unpadded(batch["prompt_ids"], batch["prompt_mask"])
         tokenizer = trainer.processing_class
         return Group(
-            prompt=tokenizer.decode(batch["prompt_ids"][0][batch["prompt_mask"][0].bool()]),
-            tokens=[_token_texts(tokenizer, row[own].tolist()) for row, own in zip(ids, valid, strict=True)],
+            prompt=tokenizer.decode(prompts[0]),
+            tokens=[_token_texts(tokenizer, tokens) for tokens in _unpadded(ids, valid)],
             rewards=rewards,
             advantages=batch["advantages"].tolist(),
-            weights=[row[own].tolist() for row, own in zip(weights, valid, strict=True)],
+            weights=_unpadded(_filled(measured.weights, 1.0, scores[0]), valid),
             entropy=measured.entropy.tolist(),
-            keep=keep.tolist(),
+            keep=_filled(measured.keep, 1.0, measured.entropy).tolist(),
             messages=messages(example),
             gold_answer=gold_answer(example),
-            cut_off=cut_off(trainer, ids, batch["completion_mask"]),
+            cut_off=cut_off(trainer, ids, valid),
         )
 
     @contextmanager
@@ -259,6 +230,15 @@ class Recorder:
             self.pushed, self.token_weights = own
 
 
+def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:
+    return torch.full_like(like, default) if values is None else values
+
+
+def _unpadded(rows: Tensor, valid: Tensor) -> list[list[Any]]:
+    """The values of each row on its tokens. Shape (B, T) each."""
+    return [row[own].tolist() for row, own in zip(rows, valid.bool(), strict=True)]
+
+
 def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
@@ -270,8 +250,7 @@ def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[An
         own = is_valid > 0
         edges = np.flatnonzero(np.diff(marked[own], prepend=0, append=0))
         lengths = [len(decode(tokens[own][:edge])) for edge in edges]
-        starts, ends = lengths[::2], lengths[1::2]
-        spans.append([[start, end] for start, end in zip(starts, ends, strict=True)])
+        spans.append(np.reshape(lengths, (-1, 2)).tolist())  # starts and ends
     return spans
 
 
@@ -299,5 +278,8 @@ def gold_answer(row: dict[str, Any]) -> str | None:
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     """The text of each token after the one before it: some tokenizers drop a leading space otherwise."""
     alone = [tokenizer.decode([token]) for token in ids]
-    pairs = [tokenizer.decode(ids[t - 1 : t + 1]) for t in range(1, len(ids))]
-    return alone[:1] + [pair[len(first) :] for first, pair in zip(alone[:-1], pairs, strict=True)]
+    texts = alone[:1]
+    for t in range(1, len(ids)):
+        pair = tokenizer.decode(ids[t - 1 : t + 1])
+        texts.append(pair[len(alone[t - 1]) :])
+    return texts
