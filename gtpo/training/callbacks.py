@@ -59,8 +59,7 @@ class MetricsWriter(TrainerCallback):
         restore_metrics(self.run, state, args)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        is_summary = "train_loss" in (logs or ())  # the last call
-        if not is_main_process() or not logs or is_summary:
+        if not is_main_process() or not logs or "train_loss" in logs:  # the summary, the last call
             return
         line = _line(logs, state.global_step, args)
         with open_own(self.run.metrics, encoding="utf-8") as file:
@@ -91,11 +90,10 @@ class BestAdapter(TrainerCallback):
 
     def __init__(self, run: RunDirectory, tokenizer: Any, held_out_metric: str | None = None) -> None:
         self.run = run
-        self.directory = run.best
         self.tokenizer = tokenizer
         self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
         self.recent: deque[tuple[int, float]] = deque(maxlen=BEST_WINDOW)  # step and score of logged lines
-        self.best: dict[str, float] = {"step": 0} if held_out_metric else {"accuracy": -1.0, "step": 0}
+        self.best: dict[str, float] = {}  # the metric, and its step
         self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -103,20 +101,18 @@ class BestAdapter(TrainerCallback):
             return
         for logs in state.log_history:
             self._add(logs, logs["step"])
-        if (self.directory / MANIFEST).is_file() and (reason := damage(self.directory, ("model",))):
-            logger.warning("%s is damaged (%s): a later adapter replaces it", self.directory, reason)
+        best = self.run.best
+        if (best / MANIFEST).is_file() and (reason := damage(best, ("model",))):
+            logger.warning("%s is damaged (%s): a later adapter replaces it", best, reason)
             return
         stored = self.run.read_best()
         if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored
 
     def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        name = self.held_out_metric or ""
-        if (value := metrics.get(name)) is None:  # Transformers refuses a metric that does not exist
-            return
-        best = self.best.get(name)
-        if best is None or (value > best if args.greater_is_better else value < best):
-            self._keep({name: value, "step": state.global_step}, state, model)
+        value = metrics.get(self.held_out_metric)  # Transformers refuses a metric that does not exist
+        if value is not None:
+            self._offer(self.held_out_metric, value, state, model, bool(args.greater_is_better))
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.held_out_metric or not self._add(logs or {}, state.global_step):
@@ -124,9 +120,8 @@ class BestAdapter(TrainerCallback):
         window = min(BEST_WINDOW, max(1, state.max_steps // 8))
         first = state.global_step - window  # the window begins after this step
         scores = [score for step, score in self.recent if step > first]
-        accuracy = sum(scores) / len(scores)
-        if first >= 0 and accuracy > self.best["accuracy"]:
-            self._keep({"accuracy": accuracy, "step": state.global_step}, state, model)
+        if first >= 0:
+            self._offer("accuracy", sum(scores) / len(scores), state, model)
 
     def _add(self, logs: dict[str, Any], step: int) -> bool:
         """Keep the score of a logged line; whether it has one: a mean over the steps since the line before."""
@@ -135,13 +130,17 @@ class BestAdapter(TrainerCallback):
             self.recent.append((step, score))
         return score is not None
 
-    def _keep(self, best: dict[str, float], state: Any, model: Any) -> None:
-        self.best = best
+    def _offer(self, name: Any, value: float, state: Any, model: Any, greater_is_better: bool = True) -> None:
+        """Keep the adapter if it is the best one so far; every process has to call it."""
+        best = self.best.get(name, -math.inf if greater_is_better else math.inf)
+        if value == best or (value > best) != greater_is_better:
+            return
+        self.best = {name: value, "step": state.global_step}
+        if isinstance(model, PeftModel):
+            trained = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
+        else:
+            trained = model.state_dict()
         with torch.no_grad():
-            if isinstance(model, PeftModel):
-                trained = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
-            else:
-                trained = model.state_dict()
             full = {name: gather_full_parameter(weight) for name, weight in trained.items()}
         if is_main_process():
             self.weights = {name: weight.detach().cpu().clone() for name, weight in full.items()}
@@ -149,7 +148,7 @@ class BestAdapter(TrainerCallback):
     def on_save(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.weights is None:
             return
-        unfinished = self.directory.with_name("best.tmp")
+        unfinished = self.run.path / "best.tmp"
         remove(unfinished)
         options: dict[str, Any] = {}
         if isinstance(model, PeftModel):
@@ -158,7 +157,7 @@ class BestAdapter(TrainerCallback):
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best), encoding="utf-8")
         write_manifest(unfinished)
-        replace_directory(unfinished, self.directory)
+        replace_directory(unfinished, self.run.best)
         self.weights = None
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -167,8 +166,10 @@ class BestAdapter(TrainerCallback):
 
 def _line(logs: dict[str, Any], step: int, args: Any) -> dict[str, Any]:
     """The line of what the trainer logs at a step."""
-    # JSON has no inf and no NaN; fp16 logs grad_norm = inf at a step that the loss scaler skips
-    line = {"step": step} | {key: v for key, v in logs.items() if not isinstance(v, float) or math.isfinite(v)}
+    line = {"step": step}
+    for name, value in logs.items():
+        if not isinstance(value, float) or math.isfinite(value):  # JSON has neither; fp16 skips steps with an inf norm
+            line[name] = value
     if line.get("step_time") and "completion_length" in line:
         completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         line["tokens_per_second"] = line["completion_length"] * completions / line["step_time"]
@@ -249,11 +250,14 @@ class StopOnNonFinite(TrainerCallback):
         self._check("the updated weight", trained, args)
 
     def _check(self, what: str, tensors: dict[str, Tensor], args: Any) -> None:
-        # one transfer to the host for all tensors; of a sharded one each process checks its part
-        parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
-        flags = [part.isfinite().all() for part in parts]
-        if any_process(bool(flags) and not bool(torch.stack(flags).all()), args.device):
-            name = next((n for n, flag in zip(tensors, flags, strict=True) if not flag), "on another process")
+        flags = []
+        for tensor in tensors.values():
+            part = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # each process checks its part
+            flags.append(part.isfinite().all())
+        finite = torch.stack(flags).tolist() if flags else []  # one transfer to the host
+        failed = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+        if any_process(bool(failed), args.device):
+            name = failed[0] if failed else "on another process"
             batches = getattr(self.trainer, "_buffered_inputs", None) or []
             raise non_finite_error(f"{what} ({name})", self.trainer, batches)
 
@@ -272,15 +276,19 @@ def non_finite_error(
     """
     step = trainer.state.global_step + 1
     run = RunDirectory(trainer.args.output_dir)
-    saved = ""
+    stops = "the run stops, no checkpoint contains it"
     if batches or rows:  # SFT has neither
-        saved = f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
-    again = f"Start again with --overwrite and {mend}."
-    if run.has_checkpoint:
-        again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
+        stops += f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
+    if not run.config.exists():
+        mend = mend.replace("--", "")
+    return RunError(f"{what} is not finite in step {step}: {stops}. Use {mend}, then {how_to_continue(run)}")
+
+
+def how_to_continue(run: RunDirectory) -> str:
+    """What to type after a run has stopped within a step."""
     if not run.config.exists():  # of a library script, which has no flags
-        again = f"Start again, or from a checkpoint, with {mend.replace('--', '')}."
-    return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
+        return "start again, or from a checkpoint"
+    return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
 
 
 def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Path:
@@ -307,53 +315,49 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def raise_failed_reward(trainer: Any) -> None:
-    """Raise what a reward function raised on any process, with the last finished step saved; all have to call it."""
-    failures = [failure for f in trainer.reward_funcs if (failure := getattr(f, "failure", None)) is not None]
-    messages = gather_object([str(failure) for failure in failures])
-    if messages:
-        how = save_finished_step(trainer)
-        cause = failures[0].__cause__ if failures else None
-        raise RunError(f"{messages[0]}; correct it, then {how}.") from cause
-
-
 def save_finished_step(trainer: Any) -> str:
     """Write a checkpoint of the last finished step of a run that stops within one; how the run continues."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, CompleteCheckpoints):
             callback.save_finished_step()
-    run = RunDirectory(trainer.args.output_dir)
-    if not run.config.exists():  # of a library script
-        return "start again, or from a checkpoint"
-    return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
+    return how_to_continue(RunDirectory(trainer.args.output_dir))
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
-    """Raise RunError for rewards that are not finite, or a batch without a reward; every process has to call it.
+    """Raise RunError, with the last finished step saved, if rewards cannot be used; every process has to call it.
 
-    ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of functions); prompts and
+    For what a reward function has raised, a value that is not finite, and a batch without a reward. ``rewards`` is what
+    TRL has made of the rewards of all processes, shape (B, number of functions), with NaN for None; prompts and
     completions are of this process.
     """
     names = trainer.reward_func_names
-    returned = [  # TRL reads NaN as None: no reward for this completion
-        getattr(function, "returned", rewards[:, column].tolist())  # a reward model has no None
-        for column, function in enumerate(trainer.reward_funcs)
-    ]
-    flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
-    wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
-    wrong = next(filter(None, gather_object([wrong])), None)
-    if wrong is None and not (rewards * trainer.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
-        wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
-    if wrong is not None:
+    failures = []
+    returned = []
+    wrong = []
+    for name, function, column in zip(names, trainer.reward_funcs, rewards.T, strict=True):
+        failure = getattr(function, "failure", None)
+        if failure is not None:
+            failures.append(failure)
+        values = getattr(function, "returned", column.tolist())  # a reward model has no None
+        returned.append(values)
+        wrong += [f"the reward {name} = {float(v)}" for v in values if v is not None and not math.isfinite(v)]
+    for message in gather_object([str(failure) for failure in failures]):
+        cause = failures[0].__cause__ if failures else None
+        raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
+    wrong = gather_object(wrong[:1])
+    sums = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    if not wrong and not sums.square().sum().isfinite():  # the group's std overflows
+        wrong = [f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"]
+    if wrong:
         save_finished_step(trainer)
         columns = ["prompt", "completion", *names]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
-        raise non_finite_error(wrong, trainer, rows=rows, mend="a reward function that returns numbers, or None")
+        raise non_finite_error(wrong[0], trainer, rows=rows, mend="a reward function that returns numbers, or None")
     if rewards.isnan().all():
-        how = save_finished_step(trainer)
         raise RunError(
             f"{' and '.join(names)} returned None for all {len(rewards)} completions of step "
-            f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then {how}."
+            f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
+            f"{save_finished_step(trainer)}."
         )
 
 

@@ -45,7 +45,7 @@ from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training.callbacks import check_rewards, non_finite_error, raise_failed_reward
+from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.config import GTPOConfig
 from gtpo.training.diagnosis import clip_ratios, gather_rows, weights_of_rows
@@ -226,7 +226,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        raise_failed_reward(self)
         check_rewards(self, rewards, prompts, completions)
         sums = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it

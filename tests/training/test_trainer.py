@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
     batch, gather = batch_of(trainer), trainer.accelerator.gather
 
     def with_a_failed_process(value: torch.Tensor) -> torch.Tensor:
-        return torch.cat([value, torch.zeros_like(value)]) if value.dim() == 3 else gather(value)  # of the metrics
+        return torch.cat([value, value * torch.nan]) if value.dim() == 3 else gather(value)  # of the metrics
 
     monkeypatch.setattr(trainer.accelerator, "gather", with_a_failed_process)
     with pytest.raises(RunError, match="the loss is not finite"):
