@@ -30,11 +30,10 @@ def kl_to_base(trainer: Any, batch: dict[str, Any]) -> float:
         Nats.
     """
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    rows = trainer.args.per_device_train_batch_size
     with torch.no_grad():
-        logps = trainer.scores(trainer.model_wrapped, batch, rows)[0]  # 0 on padding
+        logps = trainer.scores(batch)[0]  # 0 on padding
         with policy.disable_adapter():
-            of_base = trainer.scores(trainer.model_wrapped, batch, rows)[0]
+            of_base = trainer.scores(batch)[0]
     log_ratio = of_base - logps
     kl = log_ratio.exp() - log_ratio - 1
     return float(kl.sum() / batch["completion_mask"].sum())

@@ -3,6 +3,8 @@
 import logging
 import math
 from collections import deque
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback
@@ -12,6 +14,7 @@ from gtpo.processes import is_main_process
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class CollapseAlarm(TrainerCallback):
     """Warn and write a checkpoint when accuracy has fallen and the gradient norm is high, early in a run.
 
@@ -34,19 +37,15 @@ class CollapseAlarm(TrainerCallback):
         stop: Also end the training.
     """
 
-    def __init__(
-        self,
-        metric: str = "accuracy",
-        maximum: float = 100.0,
-        window: int = 25,
-        drop: float = 9.0,
-        grad_norm: float = 0.25,
-        first_steps: int | None = 100,
-        stop: bool = False,
-    ) -> None:
-        self.metric, self.maximum, self.window = metric, maximum, window
-        self.drop, self.grad_norm = drop, grad_norm
-        self.first_steps, self.stop = first_steps, stop
+    metric: str = "accuracy"
+    maximum: float = 100.0
+    window: int = 25
+    drop: float = 9.0
+    grad_norm: float = 0.25
+    first_steps: int | None = 100
+    stop: bool = False
+
+    def __post_init__(self) -> None:
         self.rang_at: int | None = None
         self._lines: deque[tuple[int, float, float]] = deque()  # step, accuracy in points of 100, gradient norm
         self._highest = -math.inf
@@ -92,7 +91,7 @@ class CollapseAlarm(TrainerCallback):
             self._lines.popleft()
         if step < self.window:
             return 0.0, 0.0
-        accuracy = sum(line[1] for line in self._lines) / len(self._lines)
-        norm = sum(line[2] for line in self._lines) / len(self._lines)
+        _, accuracies, norms = zip(*self._lines, strict=True)
+        accuracy = fmean(accuracies)
         self._highest = max(self._highest, accuracy)
-        return self._highest - accuracy, norm
+        return self._highest - accuracy, fmean(norms)

@@ -105,17 +105,16 @@ class ConflictMetrics(_Observer):
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         trainer = self.trainer
-        accelerator = trainer.accelerator
-        ids, valid = gather_rows(accelerator, batch)
-        advantages = accelerator.gather(batch["advantages"])
-        training = trainer.model.training
-        group_size = trainer.num_generations if training else trainer.num_generations_eval
+        ids, valid = gather_rows(trainer.accelerator, batch)
+        advantages = trainer.accelerator.gather(batch["advantages"])
+        group_size = group_size_of(trainer)
         spans = conflict_spans(ids, valid, advantages, group_size)
         found = conflict_counts(valid, spans)
         if found["conflict_tokens"] and trainer.loss_type in LOSS_TYPES:
             weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
             found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
-        found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
+        is_flat = (advantages.view(-1, group_size) == 0).all(1)
+        found["groups_without_variance"] = is_flat.float().mean().item()
         log_metrics(trainer, found)
 
     def on_entropies(self, result: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any) -> None:
@@ -134,6 +133,11 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, value in metrics.items():
         logged[name].append(value)
+
+
+def group_size_of(trainer: Any) -> int:
+    """G of the batch at hand: of training, or of an evaluation."""
+    return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
 
 
 def gather_rows(accelerator: Any, batch: dict[str, Any]) -> list[Tensor]:

@@ -70,16 +70,13 @@ class Recorder:
         """Whether the completions of this batch are in the table."""
         return bool(self.trainer.model.training and self.trainer.log_completions)
 
-    def rollouts(self, inputs: list[dict[str, Any]], batch: dict[str, Any], whole: Rollouts) -> None:
-        """The conflict metrics of a generation, and its rows of the table; ``batch`` is of this process."""
+    def rollouts(self, inputs: list[dict[str, Any]], whole: Rollouts) -> None:
+        """The conflict metrics of a generation, and its rows of the table; ``inputs`` are of this process."""
         found = conflict_counts(whole.valid, whole.spans)
         self.pushed = whole if found["conflict_tokens"] else None
         self.token_weights = np.full(len(whole.ids), np.nan)
         found["completion_length"] = (whole.valid.sum() / len(whole.ids)).item()
         log_metrics(self.trainer, found)
-        rows = len(batch["completion_ids"])
-        first = self.trainer.accelerator.process_index * rows
-        batch["row"] = torch.arange(first, first + rows, device=whole.ids.device)  # follows TRL's shuffle
         if self.has_table:
             self._add_rows(inputs, whole)
 
@@ -196,7 +193,7 @@ class Recorder:
                 batch = trainer._generate_and_score_completions([example] * group_size)
                 table = trainer._logs["rewards"]
                 rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
-                scores = trainer.scores(trainer.model_wrapped, batch, trainer.args.per_device_train_batch_size)
+                scores = trainer.scores(batch)
                 _, measured = trainer.objective(*scores, batch)
         finally:
             trainer.model.train(was_training)

@@ -2,46 +2,20 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from peft import PromptLearningConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
+from transformers import ProcessorMixin
 
 from gtpo.errors import UsageError
+from gtpo.files import read_yaml
 from gtpo.models.backend import uses_unsloth
 from gtpo_loss import LOSS_TYPES
 
-# Settings of TRL that change its loss, and the values that ours implements, the paper's first.
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "loss_type": LOSS_TYPES,
-    "scale_rewards": ("group", "batch", "none"),  # A_i = (R_i - mean) / std: of the group, of the step, or undivided
-    "importance_sampling_level": ("token",),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "delta": (None,),
-    "off_policy_mask_threshold": (None,),
-    "use_bias_correction_kl": (False,),
-    "use_liger_kernel": (False,),
-    "entropy_coef": (0.0,),
-    "use_adaptive_entropy": (False,),
-    "top_entropy_quantile": (1.0,),
-    "mask_truncated_completions": (False,),
-}
-_INSTEAD = {  # what to do about some of them
-    "use_bias_correction_kl": "TRL's default is True: set it to False for the KL term of Eq. 1",
-    "use_liger_kernel": "leave it out, the loss here never holds the logits",
-}
-_OF_THE_PAPER = {
-    "loss_type": "grpo",
-    "scale_rewards": "group",
-    "num_iterations": 1,
-    "multi_objective_aggregation": "sum_then_normalize",
-    "vllm_importance_sampling_correction": False,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": None,
-    "repetition_penalty": 1.0,
-}
+_VALUES = read_yaml(Path(__file__).with_name("objective.yaml"))
 # Settings of a sampler that change no probability, or that TRL sets by its own config.
 _NOT_OF_THE_SAMPLER = re.compile(
     r"_.*|transformers_version|.*_token_ids?|stop_strings|max_(length|new_tokens|tokens|time)|(use_)?cache.*|"
@@ -51,12 +25,15 @@ _NOT_OF_THE_SAMPLER = re.compile(
 
 def check_grpo_settings(args: Any) -> None:
     """Raise UsageError for the first setting of TRL's GRPOConfig that the objective does not implement."""
-    for name, values in _SUPPORTED.items():
+    for name, values in (_VALUES["supported"] | {"loss_type": LOSS_TYPES}).items():
         found = getattr(args, name)
         if found in values or (name == "use_bias_correction_kl" and args.beta == 0):
             continue
-        instead = _INSTEAD.get(name, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there")
-        raise UsageError(f"{name} = {found!r} (not {' or '.join(map(repr, values))}) is not supported: {instead}.")
+        expected = " or ".join(map(repr, values))
+        instead = _VALUES["instead"].get(
+            name, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there"
+        )
+        raise UsageError(f"{name} = {found!r} (not {expected}) is not supported: {instead}.")
     if uses_unsloth() and args.use_vllm and args.vllm_importance_sampling_correction:
         name = "vllm_importance_sampling_correction"  # Unsloth takes it out of TRL's method
         raise UsageError(f"{name} is not supported with Unsloth: set it to False.")
@@ -76,21 +53,23 @@ def check_gtpo_settings(args: Any) -> None:
     check_grpo_settings(args)
 
 
-def deviations(args: Any, generation_config: Any = None) -> str:
+def deviations(args: Any, generation_config: Any) -> str:
     """The settings of the objective and of the sampler that are not the paper's; empty without any.
 
     ``generation_config``: the model's own, which Transformers' sampler applies too; the loss knows neither.
     """
-    papers = _OF_THE_PAPER | {"steps_per_generation": args.gradient_accumulation_steps}  # one update per generation
-    other = {name: getattr(args, name) for name, paper in papers.items() if getattr(args, name) != paper}
+    papers = _VALUES["paper"] | {"steps_per_generation": args.gradient_accumulation_steps}  # one update per generation
     if not args.use_vllm:
-        other.pop("vllm_importance_sampling_correction", None)
-    found = [f"{name}={value!r} (the paper: {papers[name]!r})" for name, value in other.items()]
-    sampler = {}
-    if generation_config is not None and not args.use_vllm:
-        sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value}
-    sampler |= {"do_sample": True} | (args.generation_kwargs or {})
-    for name, value in sampler.items():
+        del papers["vllm_importance_sampling_correction"]
+    found = []
+    for name, paper in papers.items():
+        value = getattr(args, name)
+        if value != paper:
+            found.append(f"{name}={value!r} (the paper: {paper!r})")
+    sampler = {"do_sample": True}
+    if not args.use_vllm:
+        sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value} | sampler
+    for name, value in (sampler | (args.generation_kwargs or {})).items():
         if not _NOT_OF_THE_SAMPLER.fullmatch(name) and (name, value) != ("do_sample", True):
             found.append(f"{name}={value!r} (of the sampler alone: the loss scores without it)")
     return ", ".join(found)
@@ -104,6 +83,15 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(f"{type(config).__name__} puts virtual tokens before the prompt: use LoRA.")
+
+
+def check_policy(causal_lm: Any, processing_class: Any) -> None:
+    """As :func:`check_embeddings`, and UsageError for LoRA on the head, and for a model of images or audio."""
+    if isinstance(processing_class, ProcessorMixin):
+        raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
+    if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
+        raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
+    check_embeddings(causal_lm)
 
 
 def check_embeddings(causal_lm: Any) -> None:

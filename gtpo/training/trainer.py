@@ -28,16 +28,14 @@ from typing import Any
 import torch
 import trl
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from transformers import ProcessorMixin
 from trl.models import unwrap_model_for_generation
 
 from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate, until_end
 from gtpo.forward.head import linear_logps_and_entropy
-from gtpo.forward.hidden_states import Route, completion_places, host_masks
+from gtpo.forward.hidden_states import NAMES, Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.backend import uses_unsloth
@@ -48,16 +46,16 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.config import GTPOConfig
-from gtpo.training.diagnosis import clip_ratios, gather_rows, weights_of_rows
+from gtpo.training.diagnosis import clip_ratios, gather_rows, group_size_of, weights_of_rows
 from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
 from gtpo.training.record import Measured, Recorder, Rollouts
 from gtpo.training.refusals import (
-    check_embeddings,
     check_grpo_settings,
     check_gtpo_settings,
     check_inputs,
+    check_policy,
     deviations,
     logit_options,
 )
@@ -83,9 +81,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     that change the loss and are not implemented, each named. Somebody else's objective overrides :meth:`objective`.
     """
 
-    reward_funcs: list[Any]  # these three are TRL's
+    reward_funcs: list[Any]  # these two are TRL's
     log_completions: bool
-    _logs: dict[str, Any]
     _next_rollout_check = 0
     _is_first_batch = True  # of this process: the sampler and the head are checked
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
@@ -116,24 +113,20 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if hands_over:
             args.use_vllm = self.use_vllm = True
             self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
-        if isinstance(self.processing_class, ProcessorMixin):
-            raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
-        self.reward_funcs = [
-            function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
-            for function in self.reward_funcs
-        ]
-        for function in self.reward_funcs:
-            function.defers = True  # all processes raise its errors
+        self.reward_funcs = [*self.reward_funcs]
+        for place, function in enumerate(self.reward_funcs):
+            if not isinstance(function, CheckedReward | torch.nn.Module):
+                self.reward_funcs[place] = checked_reward(function)
+            self.reward_funcs[place].defers = True  # all processes raise its errors
         keep_adapter_in_float32(self.model)
         causal_lm = self._causal_lm(self.model)
+        check_policy(causal_lm, self.processing_class)
         if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
             self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
         self._route = Route(self.model_kwarg_keys, self._calls_transformers(), is_unsloth)
-        if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
-            raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
-        check_embeddings(causal_lm)
         self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
-        if (other := deviations(args, causal_lm.generation_config)) and is_main_process():
+        other = deviations(args, causal_lm.generation_config)
+        if other and is_main_process():
             logger.warning("Not the paper's objective: %s", other)
 
     # Rollouts, rewards, conflict mask
@@ -148,22 +141,23 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)
-        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        group_size = group_size_of(self)
         rows, width = batch["completion_ids"].shape
         ids, valid = gather_rows(self.accelerator, batch)
         advantages = self.accelerator.gather(batch["advantages"])
         if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
             advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
         spans = conflict_spans(ids, valid, advantages, group_size, self.gtpo.conflict_span)
-        first = self.accelerator.process_index * rows
-        batch["advantages"] = advantages[first : first + rows]
-        batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
+        row = self.accelerator.process_index * rows + torch.arange(rows, device=ids.device)
+        batch["row"] = row  # follows TRL's shuffle
+        batch["advantages"] = advantages[row]
+        batch["conflict_mask"] = (spans[0] | spans[1])[row, :width]
         batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
-        self.recorder.rollouts(inputs, batch, Rollouts(ids, valid, spans, advantages, group_size))
+        self.recorder.rollouts(inputs, Rollouts(ids, valid, spans, advantages, group_size))
         return batch
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        completion_ids, logprobs, failure = None, None, None
+        completion_ids = logprobs = failure = None
         try:
             if self._generates_with_transformers():
                 completion_ids = self._sample(prompt_ids)
@@ -174,10 +168,9 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
                 raise
             failure = error
         # vLLM samples from NaN without an error; TRL then has None for the log-probability
-        unscored = any(row and all(logp is None for logp in row) for row in logprobs or ())
-        is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
-        failed = failure is not None or unscored
-        if is_lost or any_process(failed, self.accelerator.device):
+        unscored = any(row and set(row) == {None} for row in logprobs or ())
+        is_lost = "device-side assert" in str(failure)  # no collective works after it
+        if is_lost or any_process(unscored or failure is not None, self.accelerator.device):
             rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
             raise non_finite_error("the probability of a sampled token", self, rows=rows) from failure
         return completion_ids, logprobs
@@ -340,26 +333,29 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         TRL's computes the logits; Unsloth's packs rows by the pad id, and shifts them where prompts differ in length.
         """
         start, rows = input_ids.shape[1] - logits_to_keep, batch_size or len(input_ids)
-        batch = {
-            "prompt_ids": input_ids[:, :start],
-            "prompt_mask": attention_mask[:, :start],
-            "completion_ids": input_ids[:, start:],
-            "completion_mask": attention_mask[:, start:],
-        }
+        parts = (input_ids[:, :start], attention_mask[:, :start], input_ids[:, start:], attention_mask[:, start:])
+        batch = dict(zip(NAMES, parts, strict=True))
         with phase_bar("scoring", math.ceil(len(input_ids) / rows), is_main_process()) as bar:
-            return *self.scores(model, batch, rows, bar.update), None
+            return *self.scores(batch, model, rows, bar.update), None
 
     def scores(
-        self, model: Any, batch: dict[str, Tensor], rows: int, on_part: Callable[[], Any] = lambda: None
+        self,
+        batch: dict[str, Tensor],
+        model: Any = None,
+        rows: int | None = None,
+        on_part: Callable[[], Any] = lambda: None,
     ) -> tuple[Tensor, Tensor]:
-        """ln pi and H of the completion tokens, by micro-batches of ``rows``. Shape (B, T) each."""
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        parts = []
-        for part in zip(*(batch[name].split(rows) for name in names), strict=True):
-            parts.append(self._logps_and_entropy(model, dict(zip(names, part, strict=True))))
+        """ln pi and H of the completion tokens, by micro-batches of ``rows``, those of training. Shape (B, T) each."""
+        rows = rows or self.args.per_device_train_batch_size
+        logps = []
+        entropies = []
+        for part in zip(*(batch[name].split(rows) for name in NAMES), strict=True):
+            inputs = dict(zip(NAMES, part, strict=True))
+            logp, entropy = self._logps_and_entropy(model or self.model_wrapped, inputs)
+            logps.append(logp)
+            entropies.append(entropy)
             on_part()
-        logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-        return logps, entropy
+        return torch.cat(logps), torch.cat(entropies)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -369,8 +365,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
-        """<H>_i, in micro-batches of the training size. Shape (B,)."""
-        _, token_entropy = self.scores(self.model_wrapped, batch, self.args.per_device_train_batch_size)
+        """<H>_i. Shape (B,)."""
+        _, token_entropy = self.scores(batch)
         return completion_entropy(token_entropy, batch["completion_mask"])
 
     def _logps_and_entropy(
