@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
-    from gtpo.training.alarm import CollapseAlarm as CollapseAlarm
-    from gtpo.training.config import GTPOConfig as GTPOConfig
+    from gtpo.training.diagnosis import CollapseAlarm as CollapseAlarm
     from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
     from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
     from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
     from gtpo.training.record import Measured as Measured
     from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
+    from gtpo.training.trainer import GTPOConfig as GTPOConfig
     from gtpo.training.trainer import GTPOTrainer as GTPOTrainer
 
 _MODULES = {
-    **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
+    **dict.fromkeys(("CollapseAlarm", "ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
-    "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }

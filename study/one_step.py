@@ -23,7 +23,7 @@ from gtpo.files import write_atomically
 from gtpo.grading.user_functions import load_rewards
 from gtpo.models.load import build_policy
 from gtpo.prompts import TAGS, PromptFormat
-from gtpo.training.initial_entropy import padded_batch
+from gtpo.training.batch import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 from study.tags import tag_span

@@ -28,7 +28,7 @@ from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
-from gtpo.runs.bars import TokenCounter
+from gtpo.runs.bars import TokenCounter, until_end
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class TransformersSampler:
         from torch.nn.utils.rnn import pad_sequence
         from transformers import GenerationConfig
 
-        from gtpo.forward.generation import generate, until_end
+        from gtpo.forward.generation import generate
 
         greedy = self.sampling.temperature == 0
         rows_of_ids = [torch.tensor(request.prompt_ids, device=model.device) for request in batch]

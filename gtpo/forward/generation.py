@@ -10,7 +10,7 @@ windows, states), positions that depend on the longest row, models with their ow
 """
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -67,14 +67,6 @@ def generate(
     is_simple = decoding.supports(model)  # before its layers are replaced
     with fast_layers(model, len(input_ids)):
         return _decode(model, input_ids, attention_mask, config, streamer, is_simple)
-
-
-def until_end(tokens: list[int], end_ids: Collection[int]) -> tuple[list[int], bool]:
-    """The tokens up to the first end token, which is one of them, and whether there is one."""
-    for place, token in enumerate(tokens):
-        if token in end_ids:
-            return tokens[: place + 1], True
-    return tokens, False
 
 
 def _is_supported(model: Any, config: GenerationConfig) -> bool:

@@ -1,7 +1,7 @@
 """Named progress bars: completions that are being sampled, token by token, and the parts of a longer computation."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -71,6 +71,14 @@ class TokenCounter:
 
     def end(self) -> None:
         """Nothing is left to do after the last token."""
+
+
+def until_end(tokens: list[int], end_ids: Collection[int]) -> tuple[list[int], bool]:
+    """The tokens up to the first end token, which is one of them, and whether there is one."""
+    for place, token in enumerate(tokens):
+        if token in end_ids:
+            return tokens[: place + 1], True
+    return tokens, False
 
 
 def _bar(title: str, total: int, **options: Any) -> Any:

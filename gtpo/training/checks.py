@@ -14,9 +14,8 @@ from torch import Tensor
 from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
+from gtpo.training.batch import isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
-from gtpo.training.held_out import isolated_rng
-from gtpo.training.initial_entropy import padded_batch
 
 HEAD_TOKENS = 64  # of one completion
 TF32 = 2**-10  # its rounding, of float32 products on a GPU

@@ -3,22 +3,19 @@
 import copy
 import json
 import math
-import random
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import trl
 from torch.utils.data import DataLoader
-from transformers import set_seed
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
+from gtpo.training.batch import isolated_rng
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
@@ -42,22 +39,6 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
             own = repeated[rank * share : (rank + 1) * share]
             batches.append((own, len(prompts)))
     return batches
-
-
-@contextmanager
-def isolated_rng(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Inside, Python, NumPy and PyTorch start from a seed, if there is one; afterwards they are where they were."""
-    python = random.getstate()
-    numpy = np.random.get_state()
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        if seed is not None:
-            set_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 class HeldOutEvaluation(trl.GRPOTrainer):

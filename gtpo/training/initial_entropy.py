@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import TrainerCallback
-from trl.trainer.utils import RepeatSampler, pad
+from trl.trainer.utils import RepeatSampler
 
 from gtpo.files import read_own, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
+from gtpo.training.batch import isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
-from gtpo.training.held_out import isolated_rng
 from gtpo_loss import filter_is_on
 
 logger = logging.getLogger(__name__)
@@ -124,20 +123,3 @@ class InitialEntropy(TrainerCallback):
         of_training = trainer.args.generation_batch_size // trainer.accelerator.num_processes
         least = CPU_SAMPLING_BATCH if trainer.accelerator.device.type == "cpu" else 1
         return max(least, of_training)
-
-
-def padded_batch(
-    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device: torch.device
-) -> dict[str, Tensor]:
-    """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
-    batch = {}
-    for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
-    return batch
-
-
-def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and their mask. Shape (B, T) each."""
-    ids = [torch.tensor(row, dtype=torch.long) for row in lists]
-    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
-    return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)

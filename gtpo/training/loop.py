@@ -17,7 +17,6 @@ from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, steps_are_done
 from gtpo.runs.script import training_begins
-from gtpo.training.alarm import CollapseAlarm
 from gtpo.training.callbacks import (
     BestAdapter,
     CompleteCheckpoints,
@@ -27,6 +26,7 @@ from gtpo.training.callbacks import (
     StopOnSignal,
     restore_metrics,
 )
+from gtpo.training.diagnosis import CollapseAlarm
 from gtpo.training.export import save_adapter
 from gtpo.training.refusals import check_embeddings
 

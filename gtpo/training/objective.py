@@ -10,7 +10,7 @@ import torch
 from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import RunError, UsageError, first_line
 from gtpo.grading.user_functions import import_named, place_of
-from gtpo.models.backend import uses_unsloth
+from gtpo.training.refusals import uses_unsloth
 
 
 def load_objective(base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:

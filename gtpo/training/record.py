@@ -13,10 +13,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.reports.html import Group
+from gtpo.training.batch import isolated_rng, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
-from gtpo.training.diagnosis import conflict_counts, log_metrics, push_metrics
-from gtpo.training.held_out import isolated_rng
+from gtpo.training.diagnosis import conflict_counts, push_metrics
 
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean

@@ -23,6 +23,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -33,23 +34,22 @@ from trl.models import unwrap_model_for_generation
 
 from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
-from gtpo.forward.generation import generate, until_end
+from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
 from gtpo.forward.hidden_states import NAMES, Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
-from gtpo.models.backend import uses_unsloth
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
-from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
+from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar, until_end
+from gtpo.training.batch import gather_rows, group_size_of, padded
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
-from gtpo.training.config import GTPOConfig
-from gtpo.training.diagnosis import clip_ratios, gather_rows, group_size_of, weights_of_rows
+from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
-from gtpo.training.initial_entropy import InitialEntropy, padded
+from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, Recorder, Rollouts
 from gtpo.training.refusals import (
     check_grpo_settings,
@@ -58,6 +58,7 @@ from gtpo.training.refusals import (
     check_policy,
     deviations,
     logit_options,
+    uses_unsloth,
 )
 from gtpo_loss import (
     completion_entropy,
@@ -403,6 +404,25 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@dataclass(init=False)
+class GTPOConfig(GTPOArguments, trl.GRPOConfig):
+    """The fields of GRPOConfig and of GTPOArguments, which are documented there; the defaults are the paper's.
+
+    ``trl.GRPOConfig`` may be Unsloth's, whose own ``__init__`` a generated one would bypass.
+    """
+
+    loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {item.name: kwargs.pop(item.name) for item in fields(GTPOArguments) if item.name in kwargs}
+        self.__dict__.update(vars(GTPOArguments(**own)))
+        kwargs.setdefault("loss_type", "grpo")
+        trl.GRPOConfig.__init__(self, *args, **kwargs)
+
+    def __post_init__(self) -> None:
+        trl.GRPOConfig.__post_init__(self)
 
 
 class GTPOTrainer(GRPOTrainer):

@@ -266,7 +266,7 @@ def _score(tiny: str) -> dict[str, Any]:
     trainer.model.train()
     widths = []
     hook = trainer.model.register_forward_hook(lambda module, args, output: widths.append(output.logits.shape[-1]))
-    from gtpo.training.initial_entropy import padded_batch
+    from gtpo.training.batch import padded_batch
 
     prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10]]
     batch = padded_batch(prompts, canned.canned_group(0, size=2), 0, trainer.accelerator.device)

@@ -12,8 +12,8 @@ from helpers.reference import naive_completion_entropy, naive_conflict_mask, nai
 
 from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe
 from gtpo.errors import RunError
+from gtpo.training.batch import padded_batch
 from gtpo.training.checks import check_rollouts, probe_sampler
-from gtpo.training.initial_entropy import padded_batch
 
 STEPS = {"max_steps": 3}
 

@@ -108,7 +108,7 @@ def test_the_initial_entropy_is_measured_once_before_training(rows: int, tiny: P
 
 
 def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
-    from gtpo.training.initial_entropy import padded_batch
+    from gtpo.training.batch import padded_batch
 
     return padded_batch(prompts, completions, 0, torch.device("cpu"))
 

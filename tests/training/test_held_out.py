@@ -29,8 +29,9 @@ from gtpo.errors import UsageError
 from gtpo.reports.summary import find_problems, held_out_text, scores
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.start import check_run, start_run
+from gtpo.training.batch import isolated_rng
 from gtpo.training.callbacks import MetricsWriter
-from gtpo.training.held_out import eval_batches, isolated_rng
+from gtpo.training.held_out import eval_batches
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows

@@ -23,8 +23,8 @@ from gtpo.errors import UsageError
 from gtpo.prompts import to_messages
 from gtpo.reports.html import read_group, write_report
 from gtpo.runs.directory import RunDirectory
+from gtpo.training.batch import padded_batch
 from gtpo.training.callbacks import MetricsWriter
-from gtpo.training.initial_entropy import padded_batch
 
 
 @pytest.fixture(scope="module")

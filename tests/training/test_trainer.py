@@ -30,8 +30,8 @@ from trl import GRPOConfig
 
 from gtpo.errors import RunError
 from gtpo.forward import head as heads
+from gtpo.training.batch import padded_batch
 from gtpo.training.checks import check_head, sampler_metrics
-from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer
 
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
