@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
-    from gtpo.training.diagnosis import CollapseAlarm as CollapseAlarm
+    from gtpo.training.callbacks import CollapseAlarm as CollapseAlarm
     from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
     from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
     from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gtpo.training.trainer import GTPOTrainer as GTPOTrainer
 
 _MODULES = {
-    **dict.fromkeys(("CollapseAlarm", "ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
+    **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
+    "CollapseAlarm": "gtpo.training.callbacks",
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }

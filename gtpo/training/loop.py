@@ -19,6 +19,7 @@ from gtpo.runs.directory import RunDirectory, steps_are_done
 from gtpo.runs.script import training_begins
 from gtpo.training.callbacks import (
     BestAdapter,
+    CollapseAlarm,
     CompleteCheckpoints,
     MetricsWriter,
     ResumedOptimizer,
@@ -26,7 +27,6 @@ from gtpo.training.callbacks import (
     StopOnSignal,
     restore_metrics,
 )
-from gtpo.training.diagnosis import CollapseAlarm
 from gtpo.training.export import save_adapter
 from gtpo.training.refusals import check_embeddings
 
