@@ -11,10 +11,15 @@ from torch import Tensor
 from transformers import set_seed
 from trl.trainer.utils import pad
 
+Batch = dict[str, Any]  # tensors of TRL's trainer by name: GRPOTrainer.objective lists them
+Row = dict[str, Any]  # of a dataset, or of what is logged
+Metrics = dict[str, Tensor]  # 0-d, by name
+Ids = list[list[int]]  # tokens without padding
+Spans = tuple[Tensor, Tensor]  # M_fw and M_bw, (B, T) each
+Scores = tuple[Tensor, Tensor]  # ln pi and H of tokens
 
-def padded_batch(
-    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device: torch.device
-) -> dict[str, Tensor]:
+
+def padded_batch(prompt_ids: Ids, completion_ids: Ids, pad_token_id: int, device: torch.device) -> Batch:
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
     batch = {}
     for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
@@ -22,14 +27,14 @@ def padded_batch(
     return batch
 
 
-def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and their mask. Shape (B, T) each."""
     ids = [torch.tensor(row, dtype=torch.long) for row in lists]
     mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
     return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)
 
 
-def gather_rows(accelerator: Any, batch: dict[str, Any]) -> list[Tensor]:
+def gather_rows(accelerator: Any, batch: Batch) -> list[Tensor]:
     """Completion ids and mask of all processes, zero-padded to the longest. Shape (B, T) each, in rank order."""
     parts = batch["completion_ids"], batch["completion_mask"]
     return [accelerator.gather(accelerator.pad_across_processes(part, dim=1)) for part in parts]

@@ -42,6 +42,7 @@ from gtpo.runs.directory import (
 
 logger = logging.getLogger(__name__)
 
+Row = dict[str, Any]  # what is logged at a step, or a micro-batch, by name
 BEST_WINDOW = 100  # steps of the mean that selects best/; an eighth of a run of less than 800
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
 
@@ -125,7 +126,7 @@ class BestAdapter(TrainerCallback):
         if first >= 0:
             self._offer("accuracy", sum(scores) / len(scores), state, model)
 
-    def _add(self, logs: dict[str, Any], step: int) -> bool:
+    def _add(self, logs: Row, step: int) -> bool:
         """Keep the score of a logged line; whether it has one: a mean over the steps since the line before."""
         score = logs.get("accuracy", logs.get("reward"))
         if score is not None:
@@ -152,7 +153,7 @@ class BestAdapter(TrainerCallback):
             return
         unfinished = self.run.path / "best.tmp"
         remove(unfinished)
-        options: dict[str, Any] = {}
+        options: Row = {}
         if isinstance(model, PeftModel):
             options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
@@ -166,7 +167,7 @@ class BestAdapter(TrainerCallback):
         self.on_save(args, state, control, **kwargs)
 
 
-def _line(logs: dict[str, Any], step: int, args: Any) -> dict[str, Any]:
+def _line(logs: Row, step: int, args: Any) -> Row:
     """The line of what the trainer logs at a step."""
     line = {"step": step}
     for name, value in logs.items():
@@ -254,7 +255,7 @@ class CollapseAlarm(TrainerCallback):
                 ", and training ends" if self.stop else "",
             )
 
-    def _fall_and_norm(self, step: int, line: dict[str, Any]) -> tuple[float, float]:
+    def _fall_and_norm(self, step: int, line: Row) -> tuple[float, float]:
         """Points below the highest trailing mean, and the trailing mean of the gradient norm; 0 before a full window.
 
         A logged line stands for the steps since the line before it.
@@ -350,8 +351,8 @@ class StopOnNonFinite(TrainerCallback):
 def non_finite_error(
     what: str,
     trainer: Any,
-    batches: Sequence[dict[str, Any]] = (),
-    rows: Sequence[dict[str, Any]] = (),
+    batches: Sequence[Row] = (),
+    rows: Sequence[Row] = (),
     mend: str = "a lower --learning_rate, --max_grad_norm or --temperature",
 ) -> RunError:
     """The error for a non-finite value, after what is known of the step is saved in the run directory.
@@ -376,7 +377,7 @@ def how_to_continue(run: RunDirectory) -> str:
     return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
 
 
-def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Path:
+def save_failed_step(trainer: Any, batches: Sequence[Row], rows: Sequence[Row]) -> Path:
     """Write what is known of the current step to ``not-finite-step-N/`` of the run, a file of each process."""
     directory = Path(trainer.args.output_dir) / f"not-finite-step-{trainer.state.global_step + 1}"
     directory.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
-from gtpo.training.batch import isolated_rng, padded_batch
+from gtpo.training.batch import Batch, Metrics, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
 
 HEAD_TOKENS = 64  # of one completion
@@ -27,7 +27,7 @@ MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
 
 @torch.no_grad()
-def check_head(trainer: Any, batch: dict[str, Any]) -> None:
+def check_head(trainer: Any, batch: Batch) -> None:
     """Raise RunError if ln pi of the loss is not that of the model's logits, beyond the rounding of their dtype.
 
     ``batch`` has ``prompt_ids``, ``completion_ids`` and their masks, of this process.
@@ -56,7 +56,7 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
         )
 
 
-def _tokens(batch: dict[str, Any], part: str, row: int) -> Tensor:
+def _tokens(batch: Batch, part: str, row: int) -> Tensor:
     """The ids of a prompt or completion without padding. Shape (t,)."""
     ids = batch[f"{part}_ids"][row]
     return ids[batch[f"{part}_mask"][row].bool()]
@@ -75,7 +75,7 @@ def next_check(step: int, interval: int = INTERVAL) -> int:
     return step + min(max(step, 1), interval)
 
 
-def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
+def sampler_metrics(trainer: Any, logps: Tensor, batch: Batch) -> Metrics:
     """Of |ln pi - ln pi of the sampler| the mean, median and 99 % quantile, in nats, and the kept mass. 0-d tensors.
 
     NaN where the sampler scored no token; without truncated sampling there is no kept mass.
@@ -98,7 +98,7 @@ def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[
     return metrics
 
 
-def score(trainer: Any, batch: dict[str, Any]) -> Tensor:
+def score(trainer: Any, batch: Batch) -> Tensor:
     """ln pi of the completion tokens, with dropout as the model has it. Shape (B, T)."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
@@ -152,7 +152,7 @@ def probe_sampler(trainer: Any) -> None:
             sampler.max_completion_length = length
 
 
-def _move(trainer: Any, question: dict[str, Tensor], weights: list[Tensor], before: list[Tensor]) -> None:
+def _move(trainer: Any, question: Batch, weights: list[Tensor], before: list[Tensor]) -> None:
     """Add noise to the weights until ln pi of a question is ``NOISE`` nats per token from the base model's."""
     with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
         base = score(trainer, question)
@@ -164,7 +164,7 @@ def _move(trainer: Any, question: dict[str, Tensor], weights: list[Tensor], befo
 
 
 @torch.no_grad()
-def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
+def check_rollouts(trainer: Any, batch: Batch) -> None:
     """Raise RunError if rollouts do not come from the adapter, or the sampler is far from policy and base model.
 
     Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.batch import gather_rows, group_size_of, log_metrics
+from gtpo.training.batch import Batch, Metrics, Spans, gather_rows, group_size_of, log_metrics
 from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
 from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, token_places
 
@@ -72,7 +72,7 @@ class RolloutCheck(_Observer):
         self.interval = interval
         self.next = 0
 
-    def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
+    def on_batch(self, batch: Batch, *_: Any) -> None:
         step = self.trainer.state.global_step
         if batch.get("sampling_per_token_logps") is not None and step >= self.next:
             self.next = next_check(step, self.interval)
@@ -104,7 +104,7 @@ class ConflictMetrics(_Observer):
         )
         self.token_entropy: Tensor | None = None
 
-    def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
+    def on_batch(self, batch: Batch, *_: Any) -> None:
         trainer = self.trainer
         ids, valid = gather_rows(trainer.accelerator, batch)
         advantages = trainer.accelerator.gather(batch["advantages"])
@@ -122,14 +122,14 @@ class ConflictMetrics(_Observer):
         if compute_entropy:  # the forward pass of the loss
             self.token_entropy = result[1]
 
-    def on_loss(self, loss: Tensor, model: Any, inputs: dict[str, Any]) -> None:
+    def on_loss(self, loss: Tensor, model: Any, inputs: Batch) -> None:
         if self.token_entropy is not None:
             entropy = completion_entropy(self.token_entropy, inputs["completion_mask"])
             log_metrics(self.trainer, {"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
             self.token_entropy = None
 
 
-def conflict_counts(valid: Tensor, spans: tuple[Tensor, Tensor]) -> dict[str, float]:
+def conflict_counts(valid: Tensor, spans: Spans) -> dict[str, float]:
     """Conflict tokens per completion and their share, over the rows of all processes. ``spans``: M_fw and M_bw."""
     conflicts = (spans[0] | spans[1]).sum()
     return {
@@ -141,7 +141,7 @@ def conflict_counts(valid: Tensor, spans: tuple[Tensor, Tensor]) -> dict[str, fl
 def push_metrics(
     ids: Tensor,
     valid: Tensor,
-    spans: tuple[Tensor, Tensor],
+    spans: Spans,
     advantages: Tensor,
     weights_of_rows: Tensor,
     group_size: int,
@@ -190,7 +190,7 @@ def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) 
 
 def clip_ratios(
     ratio: Tensor, completion_mask: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float
-) -> dict[str, Tensor]:
+) -> Metrics:
     """Shares of tokens that GRPO's clipping cuts, as TRL's ``clip_ratio/*``. 0-d tensors.
 
     ``ratio``: r_it, shape (B, T); ``advantages``: A_i, shape (B,). ``low_min`` and ``high_max`` are over completions.
@@ -211,7 +211,7 @@ def clip_ratios(
 def conflict_push(
     completion_ids: Tensor,
     completion_mask: Tensor,
-    spans: tuple[Tensor, Tensor],
+    spans: Spans,
     strength: Tensor,
     weights: Tensor,
     group_size: int,

@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from gtpo.files import read_own, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.batch import isolated_rng, padded_batch
+from gtpo.training.batch import Row, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
 from gtpo_loss import filter_is_on
 
@@ -48,7 +48,7 @@ class InitialEntropy(TrainerCallback):
     def _read_or_measure(self) -> float:
         trainer, settings = self.trainer, self.trainer.gtpo
         path = RunDirectory(trainer.args.output_dir).initial_entropy
-        record: dict[str, Any]
+        record: Row
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
@@ -70,7 +70,7 @@ class InitialEntropy(TrainerCallback):
         trainer.accelerator.wait_for_everyone()
         return value
 
-    def _measure(self) -> dict[str, Any]:
+    def _measure(self) -> Row:
         trainer = self.trainer
         entropies = self.sampled_entropies(self._first_rows())
         return {
@@ -80,7 +80,7 @@ class InitialEntropy(TrainerCallback):
             "per_prompt": entropies,
         }
 
-    def _first_rows(self) -> list[dict[str, Any]]:
+    def _first_rows(self) -> list[Row]:
         """The first rows in the order of training: that of TRL's sampler with the run's seed, or of the stream."""
         trainer = self.trainer
         rows, seed = trainer.train_dataset, trainer.args.seed
@@ -90,7 +90,7 @@ class InitialEntropy(TrainerCallback):
         stream = rows.shuffle(seed=seed) if trainer.shuffle_dataset else rows
         return list(itertools.islice(stream, PROMPTS))
 
-    def sampled_entropies(self, rows: list[dict[str, Any]]) -> list[float]:
+    def sampled_entropies(self, rows: list[Row]) -> list[float]:
         """<H>_i of one completion per row, in the order of the rows, which are split over the processes."""
         trainer = self.trainer
         accelerator = trainer.accelerator

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.reports.html import Group
-from gtpo.training.batch import isolated_rng, log_metrics
+from gtpo.training.batch import Batch, Ids, Metrics, Row, Spans, isolated_rng, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts, push_metrics
@@ -43,7 +43,7 @@ class Rollouts(NamedTuple):
 
     ids: Tensor  # (B, T)
     valid: Tensor  # 1 on their tokens, (B, T)
-    spans: tuple[Tensor, Tensor]  # M_fw and M_bw, (B, T) each
+    spans: Spans  # M_fw and M_bw, (B, T) each
     advantages: Tensor  # A_i, (B,)
     group_size: int
 
@@ -51,9 +51,9 @@ class Rollouts(NamedTuple):
 class MicroBatch(NamedTuple):
     """What a micro-batch of b rows has measured, on the device until its step is complete."""
 
-    scalars: dict[str, Tensor]  # the loss, then metrics by name; 0-d
+    scalars: Metrics  # the loss, then metrics by name; 0-d
     rows: Tensor  # place among the rollouts, <H>_i, delta and w_i; (b, 4)
-    inputs: dict[str, Any]  # and what was computed from them: saved if the step fails
+    inputs: Batch  # and what was computed from them: saved if the step fails
 
 
 class Recorder:
@@ -70,7 +70,7 @@ class Recorder:
         """Whether the completions of this batch are in the table."""
         return bool(self.trainer.model.training and self.trainer.log_completions)
 
-    def rollouts(self, inputs: list[dict[str, Any]], whole: Rollouts) -> None:
+    def rollouts(self, inputs: list[Row], whole: Rollouts) -> None:
         """The conflict metrics of a generation, and its rows of the table; ``inputs`` are of this process."""
         found = conflict_counts(whole.valid, whole.spans)
         self.pushed = whole if found["conflict_tokens"] else None
@@ -80,7 +80,7 @@ class Recorder:
         if self.has_table:
             self._add_rows(inputs, whole)
 
-    def _add_rows(self, inputs: list[dict[str, Any]], whole: Rollouts) -> None:
+    def _add_rows(self, inputs: list[Row], whole: Rollouts) -> None:
         trainer, (forward, backward) = self.trainer, whole.spans
         decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
         unknown = [None] * len(whole.ids)  # filled in with the loss
@@ -95,9 +95,7 @@ class Recorder:
         for column, values in columns.items():
             trainer._logs["extra"][column].extend(values)
 
-    def loss(
-        self, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]
-    ) -> None:
+    def loss(self, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> None:
         """Keep what a micro-batch has measured; with the last one of a step all are read, at once."""
         logps, entropy = logps.detach(), measured.entropy
         keep = _filled(measured.keep, 1.0, entropy)
@@ -117,7 +115,7 @@ class Recorder:
             parts *= trainer.args.steps_per_generation * trainer._parts
         return parts
 
-    def _metrics_of(self, measured: Measured, logps: Tensor, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    def _metrics_of(self, measured: Measured, logps: Tensor, inputs: Batch) -> Metrics:
         metrics = dict(measured.metrics or {})
         metrics.setdefault("entropy", measured.entropy.mean())
         if inputs.get("sampling_per_token_logps") is not None:
@@ -236,7 +234,7 @@ def _unpadded(rows: Tensor, valid: Tensor) -> list[list[Any]]:
     return [row[own].tolist() for row, own in zip(rows, valid.bool(), strict=True)]
 
 
-def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
+def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[Ids]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
     ``decode`` gives the text of tokens, shape (t,).
@@ -259,7 +257,7 @@ def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
     return (~torch.isin(last, end_ids)).tolist()
 
 
-def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
+def messages(row: Row) -> list[dict[str, str]] | None:
     """The turns of a row's prompt; None for plain text."""
     turns = row.get("prompt")
     if not isinstance(turns, list):
@@ -267,7 +265,7 @@ def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
     return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in turns]
 
 
-def gold_answer(row: dict[str, Any]) -> str | None:
+def gold_answer(row: Row) -> str | None:
     """The answer in the data; None where it has none."""
     return None if row.get("answer") is None else str(row["answer"])
 

@@ -43,7 +43,7 @@ from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar, until_end
-from gtpo.training.batch import gather_rows, group_size_of, padded
+from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rows, group_size_of, padded
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
@@ -132,7 +132,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     # Rollouts, rewards, conflict mask
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
         is_first, self._is_first_batch = self._is_first_batch, False
         if is_first and self.use_vllm:
             probe_sampler(self)
@@ -157,7 +157,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         self.recorder.rollouts(inputs, Rollouts(ids, valid, spans, advantages, group_size))
         return batch
 
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         completion_ids = logprobs = failure = None
         try:
             if self._generates_with_transformers():
@@ -186,7 +186,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         """Whether the model may be called in any way; that of Unsloth, FSDP and DeepSpeed once per micro-batch."""
         return not uses_unsloth() and self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
 
-    def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+    def _sample(self, prompt_ids: Ids) -> Ids:
         """A completion of each prompt, up to its first end token."""
         ids, mask = padded(prompt_ids, "left", self._tokenizer.pad_token_id, self.accelerator.device)
         with (
@@ -245,7 +245,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     # The objective
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         if return_outputs:
             raise ValueError("GRPOTrainer returns no outputs: call compute_loss without return_outputs.")
@@ -258,7 +258,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             return loss
         return loss / (self.current_gradient_accumulation_steps * self._parts)
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
 
         The rows are a random part of the step's completions: what needs whole groups is in ``advantages`` and
@@ -294,7 +294,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
 
-    def _of_trl(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _of_trl(self, inputs: Batch) -> dict[str, Any]:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
         mask = inputs["completion_mask"]
         micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
@@ -313,7 +313,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             "importance_weights": inputs.get("importance_sampling_ratio"),
         }
 
-    def _tokens_with_gradient(self, inputs: dict[str, Any]) -> Tensor:
+    def _tokens_with_gradient(self, inputs: Batch) -> Tensor:
         """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
         if self.gtpo.conflict_correction:
@@ -341,11 +341,11 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     def scores(
         self,
-        batch: dict[str, Tensor],
+        batch: Batch,
         model: Any = None,
         rows: int | None = None,
         on_part: Callable[[], Any] = lambda: None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Scores:
         """ln pi and H of the completion tokens, by micro-batches of ``rows``, those of training. Shape (B, T) each."""
         rows = rows or self.args.per_device_train_batch_size
         logps = []
@@ -365,14 +365,12 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
-    def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
+    def mean_entropies(self, batch: Batch) -> Tensor:
         """<H>_i. Shape (B,)."""
         _, token_entropy = self.scores(batch)
         return completion_entropy(token_entropy, batch["completion_mask"])
 
-    def _logps_and_entropy(
-        self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _logps_and_entropy(self, model: Any, inputs: Batch, grad_rows: Tensor | None = None) -> Scores:
         """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
         mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
@@ -385,9 +383,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         blank = torch.zeros(mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(mask, logps), blank.masked_scatter(mask, entropy)
 
-    def _head(
-        self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _head(self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None) -> Scores:
         """ln pi of the targets and H, from the hidden states (N, H) that predict them. Shape (N,) each."""
         head = causal_lm.get_output_embeddings()
         return self.logps_and_entropy(
@@ -467,7 +463,7 @@ class GTPOTrainer(GRPOTrainer):
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
         """Eq. 9 to 11."""
         mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo
         # GTPO change 1: lambda of Eq. 9 on the tokens that completions of both signs share
