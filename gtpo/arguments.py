@@ -33,6 +33,11 @@ def alias_of(model: str) -> str:
     return ""
 
 
+def hub_name(model: str) -> str:
+    """The Hub id behind a short name; any other model under its own name."""
+    return MODEL_ALIASES.get(model, model)
+
+
 BENCHMARK_TITLES = {
     "gsm8k": "GSM8K",
     "gsm8k_platinum": "GSM8K-Platinum",

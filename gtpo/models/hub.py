@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from gtpo.arguments import MODEL_ALIASES
+from gtpo.arguments import MODEL_ALIASES, hub_name
 from gtpo.errors import UsageError, nearest
 
 GB = 10**9
@@ -88,7 +88,7 @@ def check_cache(size: float = 0) -> str | None:
 
 def check_model_name(name: str) -> None:
     """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
-    target = MODEL_ALIASES.get(name, name)
+    target = hub_name(name)
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"

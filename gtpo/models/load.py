@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
+from gtpo.arguments import ModelArguments, PromptArguments, Settings, hub_name
 from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
@@ -17,10 +17,11 @@ from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
+Loaded = tuple[Any, Any]  # model and tokenizer
 NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evaluation needs
 
 
-def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
+def load_policy(settings: Settings, backend: str) -> Loaded:
     """:func:`build_policy` of a run; a run on the CPU of a GPU machine says how to use the GPU.
 
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
@@ -48,7 +49,7 @@ def build_policy(
     seed: int,
     use_vllm: bool = False,
     prompt: PromptArguments | None = None,
-) -> tuple[Any, Any]:
+) -> Loaded:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
     ``seed``: of the adapter's initial weights. ``use_vllm``: vLLM generates.
@@ -115,7 +116,7 @@ def keep_adapter_in_float32(model: Any) -> None:
 
 def load_base(
     path: str, load_in_4bit: bool = False, full_precision: bool = False, prompt: PromptArguments | None = None
-) -> tuple[Any, Any]:
+) -> Loaded:
     """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
 
     ``load_in_4bit``: NF4 weights of QLoRA (arXiv 2305.14314), each process on its own GPU. ``full_precision``: float32
@@ -189,7 +190,7 @@ def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments |
 
 def resolve_model(name: str) -> str:
     """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name."""
-    target = MODEL_ALIASES.get(name, name)
+    target = hub_name(name)
     if target == "tiny":
         return str(TINY_BASE)
     if shipped := shipped_instead(target):
@@ -225,9 +226,7 @@ def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
     return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}{hint}")
 
 
-def _load_unsloth(
-    arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments
-) -> tuple[Any, Any]:
+def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments) -> Loaded:
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():

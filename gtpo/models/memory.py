@@ -5,7 +5,7 @@ Memory of the parts that grow with model and batch: neither the CUDA context nor
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gtpo.arguments import MODEL_ALIASES, Settings, alias_of
+from gtpo.arguments import Settings, alias_of, hub_name
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 
+Values = dict[str, Any]  # of the settings, by name: Settings.to_dict
 GIB = 2**30
 _SIZES = read_yaml(Path(__file__).with_name("sizes.yaml"))
 GPUS = _SIZES["gpus"]
@@ -52,6 +53,19 @@ class Shape:
     def embeddings(self) -> int:
         """Parameters of embedding and head."""
         return self.vocab_size * self.hidden_size * (1 if self.tied else 2)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of all projections of a layer."""
+        return sum(outputs for _, outputs in self.linear().values())
+
+    def lora(self, rank: int, modules: Collection[str]) -> int:
+        """Parameters of an adapter on these projections, or on ``all-linear``."""
+        size = 0
+        for name, (inputs, outputs) in self.linear().items():
+            if name in modules or "all-linear" in modules:
+                size += inputs + outputs
+        return self.layers * rank * size
 
     def linear(self) -> dict[str, tuple[int, int]]:
         """(inputs, outputs) of the seven projections of a layer."""
@@ -112,44 +126,32 @@ def download_size(shape: Shape, is_4bit: bool) -> float:
     return shape.projections * (NF4_BYTES if is_4bit else 2) + shape.embeddings * 2
 
 
-def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
+def estimate(shape: Shape, values: Values) -> dict[str, float]:
     """Peak memory in GiB by part, at the longest prompts and completions of the settings (:meth:`Settings.to_dict`).
 
     Activations are those of a training micro-batch. With Unsloth the hidden states between the layers wait in host
-    memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py). vLLM also holds LoRA slots (one A
-    and B of every projection, 16 bits: lora/layers/base_linear.py) and the 16-bit copy of the adapter that Unsloth
-    hands over on the GPU (unsloth_zoo/vllm_lora_worker_manager.py).
+    memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py).
     """
     from gtpo.forward.head import TILES  # imports torch
 
-    unsloth = plans_unsloth(values)
-    engine = _shares_with_vllm(values)
     full = values["lora_rank"] == 0
     width = 2 if values["bf16"] or values["fp16"] else 4  # bytes of an activation
-    outputs = slots = lora = 0  # of a layer's projections; parameters of vLLM's LoRA slots; of the trained adapter
-    targets = {*values["lora_target_modules"]}
-    for name, (wide_in, wide_out) in shape.linear().items():
-        outputs += wide_out
-        size = shape.layers * values["lora_rank"] * (wide_in + wide_out)
-        slots += size
-        if targets & {name, "all-linear"}:
-            lora += size
+    lora = shape.lora(values["lora_rank"], values["lora_target_modules"])
     trained = shape.projections + shape.embeddings if full else lora
-    length = min(values.get("max_length") or values["max_seq_length"], values["max_seq_length"])
-    completion = values.get("max_completion_length") or max(1, length - values["max_prompt_length"])
-    length = min(values["max_prompt_length"] + completion, length)
+    length, completion = _lengths(values)
     rows = values["per_device_train_batch_size"]
     hidden = rows * length * shape.hidden_size * width
-    one_layer = rows * length * width * (2 * shape.hidden_size + outputs)
+    one_layer = 2 * hidden + rows * length * width * shape.outputs
     layers_kept = shape.layers * (hidden if values["gradient_checkpointing"] else one_layer)
-    if unsloth and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
+    if plans_unsloth(values) and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
     kv_cache = _generated(values) * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
     base_width = 4 if full else width  # as load_policy
+    weight = NF4_BYTES if values["load_in_4bit"] else base_width
     tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {
-        "weights": shape.projections * (NF4_BYTES if values["load_in_4bit"] else base_width),
+        "weights": shape.projections * weight + shape.embeddings * base_width,
         "LoRA": lora * 4,
         "gradients": trained * 4,
         "optimizer": trained * (2 if "8bit" in values["optim"] else 8),
@@ -157,20 +159,42 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
         "activations": layers_kept + 2 * one_layer,
         "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
     }
-    parts["weights"] += shape.embeddings * base_width
     if full and values.get("beta"):
         parts["reference"] = trained * 4
-    if engine and not unsloth:
-        parts["vLLM's weights"] = download_size(shape, values["load_in_4bit"])  # its own copy
-    if engine:
-        parts["vLLM's LoRA"] = (slots + lora * unsloth) * 2
-        # gate and up, their product, and the layer's input and output
-        activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
-        parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
+    if _shares_with_vllm(values):
+        parts |= _of_vllm(shape, values, lora)
     return {name: size / GIB for name, size in parts.items()}
 
 
-def _generated(values: Mapping[str, Any]) -> int:
+def _of_vllm(shape: Shape, values: Values, lora: int) -> dict[str, float]:
+    """Bytes of an engine on the same GPU, besides the KV cache; Unsloth trains on its weights.
+
+    It holds LoRA slots (one A and B of every projection, 16 bits: lora/layers/base_linear.py) and the 16-bit copy of
+    the adapter that Unsloth hands over on the GPU (unsloth_zoo/vllm_lora_worker_manager.py).
+    """
+    parts = {}
+    slots = shape.lora(values["lora_rank"], ["all-linear"])
+    if plans_unsloth(values):
+        slots += lora
+    else:
+        parts["vLLM's weights"] = download_size(shape, values["load_in_4bit"])  # its own copy
+    parts["vLLM's LoRA"] = slots * 2
+    # gate and up, their product, and the layer's input and output
+    activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
+    parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
+    return parts
+
+
+def _lengths(values: Values) -> tuple[int, int]:
+    """Tokens of the longest row, and of its completion."""
+    most = values["max_seq_length"]
+    length = min(values.get("max_length") or most, most)
+    prompt = values["max_prompt_length"]
+    completion = values.get("max_completion_length") or max(1, length - prompt)
+    return min(prompt + completion, length), completion
+
+
+def _generated(values: Values) -> int:
     """Completions that are generated together."""
     batches = values.get("steps_per_generation") or values["gradient_accumulation_steps"]
     return int(values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches)
@@ -189,7 +213,7 @@ class VllmShare(NamedTuple):
         return self.fixed + completions * self.cache
 
 
-def vllm_share(shape: Shape, values: Mapping[str, Any]) -> VllmShare:
+def vllm_share(shape: Shape, values: Values) -> VllmShare:
     """How the memory of a run is shared; Unsloth trains on vLLM's weights."""
     parts = estimate(shape, values)
     completions = _generated(values)
@@ -199,7 +223,7 @@ def vllm_share(shape: Shape, values: Mapping[str, Any]) -> VllmShare:
     return VllmShare(fixed, cache / completions, completions, sum(parts.values()) - fixed - cache)
 
 
-def verdict(shape: Shape, values: Mapping[str, Any], free: float, total: float) -> str | None:
+def verdict(shape: Shape, values: Values, free: float, total: float) -> str | None:
     """Why a run does not fit ``free`` of ``total`` GiB of memory, and what it would take; None if it fits.
 
     vLLM in the training process reserves its share of all memory; completions beyond its KV cache wait.
@@ -226,11 +250,11 @@ def _utilization(need: float, total: float) -> float:
     return math.ceil(100 * need / total) / 100
 
 
-def _shares_with_vllm(values: Mapping[str, Any]) -> bool:
+def _shares_with_vllm(values: Values) -> bool:
     return bool(values.get("use_vllm") and values["vllm_mode"] == "colocate")
 
 
-def fit(shape: Shape, values: dict[str, Any], size: float) -> str:
+def fit(shape: Shape, values: Values, size: float) -> str:
     """Whether a run fits a GPU, or host, of ``size`` GiB: the verdict, or its largest micro-batch and vLLM's room."""
     completions = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     rows = largest_batch(shape, values, completions, size)
@@ -254,7 +278,7 @@ def micro_batches(completions: int, rows: int) -> dict[str, int]:
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
 
 
-def largest_batch(shape: Shape, values: dict[str, Any], completions: int, size: float) -> int:
+def largest_batch(shape: Shape, values: Values, completions: int, size: float) -> int:
     """The largest micro-batch, a divisor of the completions of a step, that fits ``size`` GiB; 1 if none does.
 
     A micro-batch has one group at most, and ``SPARE`` of a GPU stays free.
@@ -270,7 +294,7 @@ def largest_batch(shape: Shape, values: dict[str, Any], completions: int, size: 
     return 1
 
 
-def derived_micro_batch(values: dict[str, Any], processes: int) -> int:
+def derived_micro_batch(values: Values, processes: int) -> int:
     """Completions per micro-batch of a run that does not name them: as many as fit this machine.
 
     1, as in Listing 1, where the size would change what is computed (``bnpo`` averages over a micro-batch,
@@ -318,7 +342,7 @@ def describe_plan(settings: Settings, rows: int) -> str:
         f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
     ]
-    if is_hub_id(MODEL_ALIASES.get(model, model)):
+    if is_hub_id(hub_name(model)):
         copy = values["load_in_4bit"] and plans_unsloth(values)  # Unsloth has 4-bit copies of known models
         lines.append(f"download: {download_size(shape, copy) / GB:.1f} GB of weights, unless they are cached")
     parts = estimate(shape, values)
@@ -345,7 +369,7 @@ def _disk(trainer: Any, steps: int, parts: Mapping[str, float]) -> str:
     return f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all"
 
 
-def _memory_lines(values: dict[str, Any], shape: Shape, parts: Mapping[str, float]) -> list[str]:
+def _memory_lines(values: Values, shape: Shape, parts: Mapping[str, float]) -> list[str]:
     """The memory by part, and where the run fits: this machine and, for a GPU, ``GPUS``."""
     on_cpu = values["use_cpu"]
     where = "host" if on_cpu else "GPU"
@@ -374,7 +398,7 @@ def hours(settings: Settings, steps: int) -> list[str]:
     together = _generated(settings.to_dict()) / group  # prompts that are generated at once
     longest = settings.trainer.max_completion_length
 
-    def of(rates: Mapping[str, Any], tokens: int) -> float:
+    def of(rates: Values, tokens: int) -> float:
         return hours_of_steps(rates, model, group, tokens / together, steps)
 
     slow = of(rates, usual)
@@ -392,7 +416,7 @@ def hours(settings: Settings, steps: int) -> list[str]:
     return lines
 
 
-def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
+def hours_of_steps(rates: Values, model: str, group: int, tokens: float, steps: float) -> float:
     """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.arguments import Settings, hub_name
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
 from gtpo.models.hub import check_access, check_cache, hub_is_reachable, is_cached, is_hub_id
@@ -86,7 +86,7 @@ def checks(settings: Settings, backend: str) -> Iterator[Check]:
     from gtpo.models.memory import GIB, estimate, known_shape, verdict
 
     yield from checks_of_machine()
-    model = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    model = hub_name(settings.model.model)
     values = settings.to_dict()
     if shape := known_shape(model):
         free, total = (size / GIB for size in torch.cuda.mem_get_info())  # of this process's GPU
@@ -141,7 +141,7 @@ def main() -> None:
         raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
     found = list(checks_of_machine())
     if is_installed("transformers"):
-        found += checks_of_hub(MODEL_ALIASES.get(model, model), copy=True)
+        found += checks_of_hub(hub_name(model), copy=True)
     print("\n".join(_lines(found)))
     if any(check.fault and check.fatal for check in found):
         sys.exit(2)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import MODEL_ALIASES, Settings, name_of
+from gtpo.arguments import Settings, hub_name, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import is_main_process
@@ -201,7 +201,7 @@ def _changed(stored: Mapping[str, Any], settings: Settings) -> _Changes:
     changed = {}
     for name, new in settings.to_dict().items():
         old = known.get(name, new)
-        if MODEL_ALIASES.get(str(old), old) != MODEL_ALIASES.get(str(new), new):
+        if old != new and hub_name(str(old)) != hub_name(str(new)):
             changed[name] = old, new
     return changed
 

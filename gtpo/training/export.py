@@ -13,7 +13,7 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
+from gtpo.arguments import BENCHMARK_TITLES, Settings, hub_name
 from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
@@ -79,7 +79,7 @@ class Card:
         self.facts = {
             "settings": settings,
             "stored": settings.to_dict(),
-            "base": MODEL_ALIASES.get(settings.model.model, settings.model.model),
+            "base": hub_name(settings.model.model),
             "source": SOURCES.get(f"train/{settings.data.dataset}"),
             "benchmarks": BENCHMARK_TITLES,
             "name": run.path.name,
