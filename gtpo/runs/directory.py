@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gtpo.files import apply_umask, fingerprint, read_own, read_yaml, remove, wr
 
 logger = logging.getLogger(__name__)
 
+Values = dict[str, Any]  # settings, metrics or facts, by name
 OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
@@ -32,8 +33,11 @@ def run_label(label: str) -> tuple[str, int | None]:
 
     The seed is None without ``-sN``.
     """
-    match = re.fullmatch(r"(.+)-s(\d+)((?:@.*)?)", label)
-    return (match[1] + match[3], int(match[2])) if match else (label, None)
+    match = re.fullmatch(r"(.+)-s(\d+)(@.*)?", label)
+    if match is None:
+        return label, None
+    name, seed, checkpoint = match.groups("")
+    return name + checkpoint, int(seed)
 
 
 def label_of(directory: Path) -> str:
@@ -79,22 +83,22 @@ class RunDirectory:
         """The logged completions, one parquet table per logged step, oldest first."""
         return sorted(self.completions.glob("*.parquet"))
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> Values:
         """The settings as stored; raises as :func:`read_yaml`."""
         if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
             raise UsageError(f"{self.config} is a link: replace it with its target.")
         return read_yaml(self.config, aliases=False)
 
-    def read_environment(self) -> dict[str, Any]:
+    def read_environment(self) -> Values:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
         return _read_json(self.environment)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Values]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
         If a step was logged twice, the last line counts.
         """
-        rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
+        rows: dict[Any, Values] = {}  # by step and kind: training, or an evaluation on held-out rows
         for line in read_own(self.metrics).split(b"\n")[:-1]:
             row = dict(json.loads(line))
             rows[row.get("step"), is_held_out(row)] = row
@@ -102,17 +106,17 @@ class RunDirectory:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return list(rows.values())
 
-    def read_best(self) -> dict[str, Any] | None:
+    def read_best(self) -> Values | None:
         """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it."""
         return _read_json(self.best / "best.json") or None
 
 
-def is_held_out(metrics: Mapping[str, Any]) -> bool:
+def is_held_out(metrics: Values) -> bool:
     """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
     return "eval_runtime" in metrics
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Values:
     return dict(json.loads(read_own(path))) if path.is_file() else {}
 
 
@@ -148,7 +152,7 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
-def to_argv(settings: Mapping[str, Any]) -> list[str]:
+def to_argv(settings: Values) -> list[str]:
     """Settings as the words of a command line."""
     words: list[str] = []
     for name, value in settings.items():
@@ -169,11 +173,10 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     script = f"train_{method_of(run)}.py"
     settings = run.read_config()
     nowhere = (None, False, "none", "0.0.0.0")  # the host that TRL takes by default
-    again = {name: settings[name] for name in REMOTE_SETTINGS if settings.get(name) not in nowhere}
-    if any(":" in name for name in settings.get("reward", [])):
+    names = [*REMOTE_SETTINGS, "objective"]
+    again = {name: settings[name] for name in names if settings.get(name) not in nowhere}
+    if ":" in "".join(settings.get("reward", [])):
         again["reward"] = settings["reward"]
-    if settings.get("objective"):
-        again["objective"] = settings["objective"]
     script = sys.argv[0] if Path(sys.argv[0]).name == script else script
     return shlex.join(["python", script, *flags, *to_argv(again)])
 
@@ -201,10 +204,8 @@ def check_base(adapter: Path) -> None:
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
     apply_umask(checkpoint)
-    files = {}
-    for path in checkpoint.rglob("*"):
-        if path.is_file() and path.name != MANIFEST:
-            files[str(path.relative_to(checkpoint))] = _sha256(path)
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in paths}
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 

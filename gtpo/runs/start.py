@@ -19,6 +19,7 @@ from gtpo.runs.directory import (
     MANIFEST,
     MAY_CHANGE,
     RunDirectory,
+    Values,
     check_base,
     delete,
     latest_complete,
@@ -129,43 +130,41 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
 
     Of other held-out rows some may have been trained on. ``completions``: of a step, in all processes.
     """
-    stored = {"eval_rows": None, "eval_dataset": None}
+    stored: Values = {"eval_rows": None, "eval_dataset": None}
     if run.config.is_file():  # a run of another program has none
         stored |= run.read_config()
-    changed = _changed(stored, settings)
-    now = settings.made_from
     environment = run.read_environment()
     before = environment.get("made_from", {})  # of an earlier revision nothing
     _check_objective(run, settings, before)
-    had_none = not (stored["eval_rows"] or stored["eval_dataset"])
-    is_same = now["rows"] == before.get("rows") and (had_none or now.get("held_out") == before.get("held_out"))
-    allowed = {name for names in MAY_CHANGE.values() for name in names}
+    changed = _changed(stored, settings)
+    is_held_out = stored["eval_rows"] or stored["eval_dataset"]
+    made = ["rows", "held_out"] if is_held_out else ["rows"]
+    is_same = all(before.get(name) == settings.made_from.get(name) for name in made)
+    allowed = set().union(*MAY_CHANGE.values())
     if not is_same:
-        allowed -= {*MAY_CHANGE["rows"]}
-    if had_none and settings.data.eval_dataset:
+        allowed.difference_update(MAY_CHANGE["rows"])
+    if settings.data.eval_dataset and not is_held_out:
         allowed |= {"eval_rows", "eval_dataset", "eval_split"}  # rows that were not trained on
     if stored["eval_rows"]:
-        allowed -= {"seed"}  # it chooses the rows that are held out
+        allowed.discard("seed")  # it chooses the rows that are held out
     for name, (old, new) in changed.items():
         if name not in allowed:
             raise UsageError(
                 f"{run.path} was started with --{name} {old!s:.80}, and cannot be resumed with {new!s:.80}: remove "
                 f"--{name}, train another run with --run_name, or start one from this adapter: --model {checkpoint}."
             )
-    if before and not is_same and not changed.keys() & {"seed", *MAY_CHANGE["rows"]}:
+    if before and not is_same and changed.keys().isdisjoint({"seed", *MAY_CHANGE["rows"]}):
         raise UsageError(
             f"the training or held-out rows are not those that {run.path} was started with: restore the data, or train "
             "another run with --run_name."
         )
-    batch = stored.get("per_device_train_batch_size")
-    steps = stored.get("gradient_accumulation_steps")
-    if batch and steps:
-        trained = batch * steps * environment.get("world_size", 1)
-        if completions != trained:
-            raise UsageError(
-                f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
-                "change --gradient_accumulation_steps, or train another run with --run_name."
-            )
+    batch = stored.get("per_device_train_batch_size", 0)
+    trained = batch * stored.get("gradient_accumulation_steps", 0) * environment.get("world_size", 1)
+    if trained and completions != trained:
+        raise UsageError(
+            f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
+            "change --gradient_accumulation_steps, or train another run with --run_name."
+        )
     _log_changes(run, settings, checkpoint, changed, before)
 
 
@@ -195,7 +194,7 @@ def _log_changes(
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 
 
-def _changed(stored: Mapping[str, Any], settings: Settings) -> _Changes:
+def _changed(stored: Values, settings: Settings) -> _Changes:
     """The settings that are not as stored; names that a run of an earlier revision lacks have not changed."""
     known = {name_of(name): value for name, value in stored.items()} | dict(stored)
     changed = {}

@@ -42,7 +42,7 @@ from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
-from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar, until_end
+from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, plain_bar, until_end
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rows, group_size_of, padded
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
@@ -336,7 +336,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         start, rows = input_ids.shape[1] - logits_to_keep, batch_size or len(input_ids)
         parts = (input_ids[:, :start], attention_mask[:, :start], input_ids[:, start:], attention_mask[:, start:])
         batch = dict(zip(NAMES, parts, strict=True))
-        with phase_bar("scoring", math.ceil(len(input_ids) / rows), is_main_process()) as bar:
+        with plain_bar("scoring", math.ceil(len(input_ids) / rows), disable=not is_main_process(), **PHASE) as bar:
             return *self.scores(batch, model, rows, bar.update), None
 
     def scores(
