@@ -4,15 +4,16 @@ Some families scale or cut their logits in ways that no config names; a sampler 
 No other metric shows either.
 """
 
-import math
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gtpo.errors import RunError
-from gtpo.forward.hidden_states import hidden_states_and_logits
+from gtpo.forward.hidden_states import NAMES, hidden_states_and_logits
 from gtpo.processes import any_process
 from gtpo.training.batch import Batch, Metrics, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
@@ -35,18 +36,16 @@ def check_head(trainer: Any, batch: Batch) -> None:
     row = int(batch["completion_mask"].sum(1).argmax())  # the longest completion
     prompt = _tokens(batch, "prompt", row)
     completion = _tokens(batch, "completion", row)[:HEAD_TOKENS]
-    ids = torch.cat([prompt, completion])
     causal_lm = trainer._causal_lm(trainer.model)
+    ids = torch.cat([prompt, completion])
     hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
-    dtype = logits.dtype
-    predicts = slice(len(prompt) - 1, len(ids) - 1)  # the completion
-    hidden, logits = hidden[predicts], logits[predicts].float()  # (T, H), (T, V)
+    hidden = hidden[len(prompt) - 1 : -1]  # (T, H), each predicts its token
+    rounding = _rounding(trainer, logits.dtype, hidden)
+    logits = logits[len(prompt) - 1 : -1].float() / trainer.temperature  # (T, V)
+    own = logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
     logps, _ = trainer._head(causal_lm, hidden, completion)
-    log_pi = (logits / trainer.temperature).log_softmax(-1)
-    own = log_pi.gather(-1, completion[:, None]).squeeze(-1)
     difference = (logps.float() - own).abs().mean()
-    rounding = _rounding(trainer, dtype, hidden)
-    bound = 1e-3 + rounding * logits.abs().amax() / trainer.temperature
+    bound = 1e-3 + rounding * logits.abs().amax()
     if any_process(not bool(difference <= bound), logits.device):  # NaN too
         kind = trainer.model.config.model_type
         raise RunError(
@@ -65,9 +64,11 @@ def _tokens(batch: Batch, part: str, row: int) -> Tensor:
 def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
     """The relative rounding of logits: that of the coarsest dtype on their way."""
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    precision = autocast.get(trainer.accelerator.mixed_precision, hidden.dtype)
-    rounding = max(torch.finfo(dtype).eps for dtype in (of_logits, hidden.dtype, precision))
-    return max(rounding, TF32) if hidden.is_cuda else rounding
+    dtypes = {of_logits, hidden.dtype, autocast.get(trainer.accelerator.mixed_precision, hidden.dtype)}
+    roundings = [torch.finfo(dtype).eps for dtype in dtypes]
+    if hidden.is_cuda:
+        roundings.append(TF32)
+    return max(roundings)
 
 
 def next_check(step: int, interval: int = INTERVAL) -> int:
@@ -122,34 +123,42 @@ def probe_sampler(trainer: Any) -> None:
         return
     weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
     before = [weight.clone() for weight in weights]
-    training = policy.training
+    was_training = policy.training
     device = trainer.accelerator.device
-    sampler = getattr(trainer, "vllm_generation", None) or SimpleNamespace()
-    length = getattr(sampler, "max_completion_length", None)
     prompt = next(iter(trainer.train_dataset))["prompt"]
     prompt_ids, images, fields = trainer._tokenize_prompts([prompt])
-
+    first, *others = prompt_ids[0]
     try:
         policy.eval()
-        if length is not None:
-            sampler.max_completion_length = min(length, PROBE_TOKENS)
-        with isolated_rng(0, device):
-            question = padded_batch([prompt_ids[0][:1]], [prompt_ids[0][1:]], 0, device)
-            _move(trainer, question, weights, before)
+        with isolated_rng(0, device), _short_completions(trainer):
+            _move(trainer, padded_batch([[first]], [others], 0, device), weights, before)
             trainer._last_loaded_step = -1  # TRL hands the weights over again
             completions, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
         if logprobs is not None:
-            scored = [math.nan if logp is None else logp for logp in logprobs[0]]
             rollout = padded_batch(prompt_ids, completions, 0, device)
-            rollout["sampling_per_token_logps"] = torch.tensor([scored], device=device)
+            scored = np.array(logprobs, dtype=np.float32)  # None: NaN
+            rollout["sampling_per_token_logps"] = torch.tensor(scored, device=device)
             check_rollouts(trainer, rollout)
     finally:
         for weight, old in zip(weights, before, strict=True):
             weight.copy_(old)
-        policy.train(training)
+        policy.train(was_training)
         trainer._last_loaded_step = -1
-        if length is not None:
-            sampler.max_completion_length = length
+
+
+@contextmanager
+def _short_completions(trainer: Any) -> Iterator[None]:
+    """Inside, TRL's vLLM generates ``PROBE_TOKENS`` at most; that of Unsloth as many as in training."""
+    sampler = getattr(trainer, "vllm_generation", None)
+    length = getattr(sampler, "max_completion_length", None)
+    if length is None:
+        yield
+        return
+    sampler.max_completion_length = min(length, PROBE_TOKENS)
+    try:
+        yield
+    finally:
+        sampler.max_completion_length = length
 
 
 def _move(trainer: Any, question: Batch, weights: list[Tensor], before: list[Tensor]) -> None:
@@ -176,17 +185,24 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
         return
     tokens = batch["completion_mask"].sum(1).cumsum(0)
     rows = int((tokens < ENOUGH).sum()) + 1  # as few as have enough tokens
-    batch = {name: part[:rows] for name, part in batch.items() if isinstance(part, Tensor) and part.dim()}
-    logps = score(trainer, batch)
+    few = {}
+    for name in (*NAMES, "sampling_per_token_logps"):
+        few[name] = batch[name][:rows]
+    logps = score(trainer, few)
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
-        raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
+        raise non_finite_error("a log-probability of the policy", trainer, [few | {"logps": logps}])
     with policy.disable_adapter():
-        of_base = score(trainer, batch)
-    gaps = [sampler_metrics(trainer, each, batch)["sampler_logp_gap"] for each in (logps, of_base)]
-    policy_gap, base_gap = (trainer.accelerator.gather(gap).mean().item() for gap in gaps)
+        of_base = score(trainer, few)
+    policy_gap, base_gap = (_gap(trainer, scores, few) for scores in (logps, of_base))
     if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
         raise RunError(
             f"rollouts do not come from the adapter at step {trainer.state.global_step}: vLLM's log-probabilities "
             f"differ from the policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: "
             "install the versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
         )
+
+
+def _gap(trainer: Any, logps: Tensor, batch: Batch) -> float:
+    """The mean distance to the sampler, over all processes, in nats per token."""
+    gap = sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]
+    return float(trainer.accelerator.gather(gap).mean())
