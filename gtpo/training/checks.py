@@ -149,7 +149,7 @@ def probe_sampler(trainer: Any) -> None:
 @contextmanager
 def _short_completions(trainer: Any) -> Iterator[None]:
     """Inside, TRL's vLLM generates ``PROBE_TOKENS`` at most; that of Unsloth as many as in training."""
-    sampler = getattr(trainer, "vllm_generation", None)
+    sampler: Any = getattr(trainer, "vllm_generation", None)
     length = getattr(sampler, "max_completion_length", None)
     if length is None:
         yield

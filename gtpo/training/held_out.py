@@ -44,6 +44,7 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
 class HeldOutEvaluation(trl.GRPOTrainer):
     """Methods of a GRPOTrainer for held-out rows: each prompt counts once, and training is not disturbed."""
 
+    recorder: Any
     _logs: dict[str, Any]  # TRL's
     log_completions: bool
 
@@ -77,7 +78,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
-            with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
+            seed = self.args.seed + self.accelerator.process_index
+            with isolated_rng(seed, self.accelerator.device), self.recorder.aside():
                 yield
         finally:
             self._logs, self.log_completions = training, shown

@@ -212,17 +212,26 @@ class Recorder:
         )
 
     @contextmanager
-    def _unlogged(self) -> Iterator[None]:
-        """Inside, a step may be generated and scored; afterwards nothing of it is logged or counted."""
-        trainer, own = self.trainer, (self.pushed, self.token_weights)
-        logged = copy.deepcopy({name: getattr(trainer, name) for name in _LOGGED})
-        tokens_seen = trainer.state.num_input_tokens_seen
+    def aside(self) -> Iterator[None]:
+        """Inside, other rollouts may be recorded; afterwards those of training are at hand again."""
+        own = self.pushed, self.token_weights
         try:
             yield
         finally:
+            self.pushed, self.token_weights = own
+
+    @contextmanager
+    def _unlogged(self) -> Iterator[None]:
+        """Inside, a step may be generated and scored; afterwards nothing of it is logged or counted."""
+        trainer = self.trainer
+        logged = copy.deepcopy({name: getattr(trainer, name) for name in _LOGGED})
+        tokens_seen = trainer.state.num_input_tokens_seen
+        try:
+            with self.aside():
+                yield
+        finally:
             vars(trainer).update(logged)
             trainer.state.num_input_tokens_seen = tokens_seen
-            self.pushed, self.token_weights = own
 
 
 def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:

@@ -365,3 +365,26 @@ def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
     assert str(held_out_text(BOTH, best)).endswith("mine 1 -> 1; best/ has eval_accuracy 40 of step 8")
     assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH)
     assert held_out_text(ROWS) is None
+
+
+def test_an_evaluation_between_two_steps_of_a_generation_leaves_its_push(tiny: Path, tmp_path: Path) -> None:
+    """The second step completes w_i of the rows that the first one has begun; one held-out row is evaluated between."""
+    pushes = []
+    for steps in (0, 1):
+        trainer = make_trainer(
+            "grpo",
+            tiny,
+            tmp_path / str(steps),
+            held_out=1,
+            max_steps=2,
+            per_device_train_batch_size=canned.GROUP // 2,
+            per_device_eval_batch_size=1,
+            num_generations_eval=1,
+            steps_per_generation=2,
+            eval_strategy="steps" if steps else "no",
+            eval_steps=steps,
+        )
+        trainer.train()
+        assert len(evaluations(trainer)) == 2 * steps
+        pushes.append([row["conflict_push"] for row in trainer.state.log_history if "conflict_push" in row])
+    assert len(pushes[0]) == 1 and pushes[0] == pushes[1]
