@@ -57,9 +57,8 @@ class MetricsWriter(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if state.global_step:
             args.eval_on_start = False  # its line is there
-        if not is_main_process():
-            return
-        restore_metrics(self.run, state, args)
+        if is_main_process():
+            restore_metrics(self.run, state, args)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if not is_main_process() or not logs or "train_loss" in logs:  # the summary, the last call

@@ -2,9 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,10 +81,9 @@ class Recorder:
 
     def _add_rows(self, inputs: list[Row], whole: Rollouts) -> None:
         trainer, (forward, backward) = self.trainer, whole.spans
-        decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
         unknown = [None] * len(whole.ids)  # filled in with the loss
         columns = {
-            "conflicts": spans_in_text(whole.ids, whole.valid, forward | backward, decode),
+            "conflicts": spans_in_text(trainer.processing_class, whole.ids, whole.valid, forward | backward),
             "cut_off": cut_off(trainer, whole.ids, whole.valid),
             "messages": gather_object([messages(row) for row in inputs]),
             "gold_answer": gather_object([gold_answer(row) for row in inputs]),
@@ -243,17 +241,16 @@ def _unpadded(rows: Tensor, valid: Tensor) -> list[list[Any]]:
     return [row[own].tolist() for row, own in zip(rows, valid.bool(), strict=True)]
 
 
-def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[Ids]:
-    """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
-
-    ``decode`` gives the text of tokens, shape (t,).
-    """
+def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> list[Ids]:
+    """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each."""
     spans = []
     rows = torch.stack([ids, valid.bool(), mask], 1).cpu().numpy()
     for tokens, is_valid, marked in rows:  # (T,) each
         own = is_valid > 0
-        edges = np.flatnonzero(np.diff(marked[own], prepend=0, append=0))
-        lengths = [len(decode(tokens[own][:edge])) for edge in edges]
+        lengths = []
+        for edge in np.flatnonzero(np.diff(marked[own], prepend=0, append=0)):
+            text = tokenizer.decode(tokens[own][:edge], skip_special_tokens=True)
+            lengths.append(len(text))
         spans.append(np.reshape(lengths, (-1, 2)).tolist())  # starts and ends
     return spans
 

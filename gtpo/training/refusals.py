@@ -66,10 +66,10 @@ def deviations(args: Any, generation_config: Any) -> str:
         value = getattr(args, name)
         if value != paper:
             found.append(f"{name}={value!r} (the paper: {paper!r})")
-    sampler = {"do_sample": True}
+    sampler = dict(args.generation_kwargs or {})
     if not args.use_vllm:
         sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value} | sampler
-    for name, value in (sampler | (args.generation_kwargs or {})).items():
+    for name, value in sampler.items():
         if not _NOT_OF_THE_SAMPLER.fullmatch(name) and (name, value) != ("do_sample", True):
             found.append(f"{name}={value!r} (of the sampler alone: the loss scores without it)")
     return ", ".join(found)

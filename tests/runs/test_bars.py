@@ -7,7 +7,7 @@ import torch
 import trl
 from helpers.canned import make_trainer
 
-from gtpo.runs.bars import PHASE
+from gtpo.runs.bars import PHASE, until_end
 from gtpo.training.trainer import GTPOTrainer
 
 
@@ -39,3 +39,9 @@ def test_generation_has_a_bar_that_changes_no_token(
     assert "initial entropy:" in shown and "generating" not in shown
     generate()
     assert "initial entropy" not in capsys.readouterr().err
+
+
+def test_a_completion_goes_to_its_first_end_token() -> None:
+    assert until_end([5, 7, 6, 7], {7}) == ([5, 7], True)
+    assert until_end([5, 6], {7}) == ([5, 6], False) and until_end([], {7}) == ([], False)
+    assert until_end([5, 8, 7], [7, 8]) == ([5, 8], True)
