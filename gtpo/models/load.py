@@ -55,7 +55,6 @@ def build_policy(
     ``seed``: of the adapter's initial weights. ``use_vllm``: vLLM generates.
     """
     path = resolve_model(arguments.model)
-    prompt = prompt or PromptArguments()
     if is_main_process():
         tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
@@ -97,7 +96,7 @@ def _prepare_saving(policy: Any) -> None:
 def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
     """Refuse a name that no module has: PEFT ignores it if another name matches."""
     ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
-    linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
+    linear = sorted(name for name in ends.keys() - {"lm_head"} if hasattr(ends[name], "in_features"))
     for name in arguments.lora_target_modules:
         if name.rpartition(".")[2] not in {*ends, "all-linear"}:
             unknown = f"{path} has no module {name!r}{nearest(name, linear)}"
@@ -110,8 +109,9 @@ def keep_adapter_in_float32(model: Any) -> None:
     TRL 1.14 casts them to bfloat16. At a learning rate of 1e-6 most updates are then rounded away.
     """
     if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
-        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
-            parameter.data = parameter.data.float()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
 
 
 def load_base(
@@ -133,17 +133,14 @@ def load_base(
         if not gpu_is_available():
             raise UsageError("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false.")
         half = torch.bfloat16 if has_bf16 else torch.float16
-        options = {
-            "dtype": half,
-            "quantization_config": BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=half,
-                bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
-            ),
-            "device_map": {"": gpu_index()},
-        }
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=half,
+            bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
+        )
+        options = {"dtype": half, "quantization_config": config, "device_map": {"": gpu_index()}}
     source = source_options(path)
     tokenizer, _ = load_tokenizer(path, source, prompt)
     try:
@@ -226,7 +223,7 @@ def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
     return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}{hint}")
 
 
-def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments) -> Loaded:
+def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: Any) -> Loaded:
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():
@@ -250,15 +247,14 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(f"{path} pads with EOS alone, which Unsloth always masks: use --backend transformers.")
     _check_engine_length(model, arguments.max_seq_length)
+    names = arguments.lora_target_modules
+    if names == ["all-linear"]:
+        names = ModelArguments().lora_target_modules  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
-        target_modules=(  # Unsloth takes names only
-            ModelArguments().lora_target_modules
-            if arguments.target_modules == "all-linear"
-            else arguments.lora_target_modules
-        ),
+        target_modules=names,
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )

@@ -332,9 +332,7 @@ def describe_plan(settings: Settings, rows: int) -> str:
     model = settings.model.model
     shape = shape_of(model)
     prompts = max(1, settings.completions_per_step // settings.group_size)
-    steps = int(trainer.max_steps)
-    if steps <= 0:
-        steps = int(trainer.num_train_epochs * rows / prompts)
+    steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
     known_rows = f"{rows:,}" if rows else "not yet known"
     known_steps = counted(steps, "step") if steps else "steps"
     size = f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process"

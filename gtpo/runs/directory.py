@@ -21,6 +21,9 @@ MANIFEST = "files.json"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
 REMOTE_SETTINGS = MAY_CHANGE["remote"]
+BEFORE_STEPS = {  # what a run may have that failed before its first step
+    "run.lock", "config.yaml", "environment.json", "initial_entropy.json", "completions", "wandb", "wandb_id",
+}  # fmt: skip
 FILES = {  # what a run directory may have: the files that show it
     "settings": ("config.yaml",),
     "metrics": ("metrics.jsonl",),

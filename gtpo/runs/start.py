@@ -16,6 +16,7 @@ from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import (
+    BEFORE_STEPS,
     MANIFEST,
     MAY_CHANGE,
     RunDirectory,
@@ -106,10 +107,9 @@ def _delete_unfinished(run: RunDirectory) -> None:
 
 def _clear(run: RunDirectory) -> None:
     """Delete everything but the lock, by name, so checkpoints before their metrics; last what they were made with."""
-    last = (run.environment, run.config)
-    for path in sorted(run.path.iterdir(), key=lambda path: (path in last, path.name)):
-        if path != run.lock:
-            remove(path)
+    last = [run.config, run.environment]
+    for path in [*sorted({*run.path.iterdir()} - {run.lock, *last}), *last]:
+        remove(path)
 
 
 def _is_run(run: RunDirectory) -> bool:
@@ -120,8 +120,7 @@ def _is_run(run: RunDirectory) -> bool:
 def _has_content(run: RunDirectory) -> bool:
     """Whether a directory contains more than a run leaves that failed before its first step."""
     names = {path.name.removesuffix(".tmp") for path in run.path.glob("*")}
-    before = (run.lock, run.config, run.environment, run.initial_entropy, run.completions, run.wandb, run.wandb_id)
-    is_early = _is_run(run) and names <= {path.name for path in before} and not run.completion_tables()
+    is_early = _is_run(run) and names <= BEFORE_STEPS and not run.completion_tables()
     return bool(names) and not is_early
 
 
