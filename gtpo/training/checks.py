@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gtpo.errors import RunError
-from gtpo.forward.hidden_states import NAMES, hidden_states_and_logits
+from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
 from gtpo.training.batch import Batch, Metrics, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
@@ -186,8 +186,9 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
     tokens = batch["completion_mask"].sum(1).cumsum(0)
     rows = int((tokens < ENOUGH).sum()) + 1  # as few as have enough tokens
     few = {}
-    for name in (*NAMES, "sampling_per_token_logps"):
-        few[name] = batch[name][:rows]
+    for name, part in batch.items():
+        if isinstance(part, Tensor) and part.dim():
+            few[name] = part[:rows]
     logps = score(trainer, few)
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [few | {"logps": logps}])
