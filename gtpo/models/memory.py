@@ -414,7 +414,7 @@ def hours(settings: Settings, steps: int) -> list[str]:
     return lines
 
 
-def hours_of_steps(rates: Values, model: str, group: int, tokens: float, steps: float) -> float:
+def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
     """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)

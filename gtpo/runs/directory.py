@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
-def to_argv(settings: Values) -> list[str]:
+def to_argv(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
     words: list[str] = []
     for name, value in settings.items():

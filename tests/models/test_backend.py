@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from helpers.scripts import ROOT
 from helpers.unsloth import FakeUnsloth
+from pytest import MonkeyPatch
 
 from gtpo.cli.parse import load_backend_from_flags
 from gtpo.errors import UsageError
@@ -29,7 +30,7 @@ def test_a_backend_that_cannot_be_is_refused(backend: str, no_gpu: None, tmp_pat
             load_backend_from_flags("gtpo", SETTINGS, argv)
 
 
-def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -> None:
     """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
     for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
@@ -53,7 +54,7 @@ def choose_sampler() -> None:
     ],
 )
 def test_vllm_samples_with_its_own_kernels(
-    capability: tuple[int, int], before: str | None, after: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], before: str | None, after: str, gpu: None, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
     with mock.patch.dict(os.environ, {} if before is None else {"VLLM_USE_FLASHINFER_SAMPLER": before}):
@@ -103,7 +104,7 @@ def test_on_a_gpu_unsloth_is_the_backend(argv: list[str], unsloth: FakeUnsloth) 
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
 def test_another_version_of_a_gpu_package_is_refused(
-    package: str, unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    package: str, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM 0.28 and later need a plugin for 4-bit weights, and Unsloth does not stop if a package is missing."""
     for found, allowed in (("9.9", False), ("9.9", True), (None, True)):
@@ -117,7 +118,7 @@ def test_another_version_of_a_gpu_package_is_refused(
         assert found is None or caplog.messages == []
 
 
-def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with pytest.raises(UsageError, match="unsloth_compiled_cache"):
         load_backend_from_flags("gtpo", SETTINGS, LLAMA)
@@ -125,7 +126,7 @@ def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pyte
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
 def test_each_package_that_unsloth_patches_is_named_if_imported_early(
-    package: str, unsloth: Any, monkeypatch: pytest.MonkeyPatch
+    package: str, unsloth: Any, monkeypatch: MonkeyPatch
 ) -> None:
     for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
         monkeypatch.delitem(sys.modules, name, raising=False)

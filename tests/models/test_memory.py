@@ -10,6 +10,7 @@ import torch
 import yaml
 from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
+from pytest import MonkeyPatch
 from transformers import (
     AutoConfig,
     GPT2Config,
@@ -230,7 +231,7 @@ def test_what_fits_a_gpu(gpu: str, rows: int, held: str, share: str | None) -> N
     ],
 )
 def test_the_micro_batch_is_as_large_as_fits(
-    argv: tuple[str, ...], gib: float | None, rows: int, monkeypatch: pytest.MonkeyPatch
+    argv: tuple[str, ...], gib: float | None, rows: int, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: gib)
     settings = settings_of(*argv)
@@ -239,7 +240,7 @@ def test_the_micro_batch_is_as_large_as_fits(
     assert line + ("\n" if gib else ", planned for 80 GB (A100, H100)\n") in describe_plan(settings, 10)
 
 
-def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: MonkeyPatch) -> None:
     """Of 12 completions two processes have 6 each; of 24 three have 8, of which a group of 12 has 4."""
     monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
     values = settings_of("--backend", "transformers").to_dict()
@@ -252,7 +253,7 @@ def test_a_model_without_an_estimate_has_micro_batches_of_one(tmp_path: Path) ->
     assert derived_micro_batch(SETTINGS | {"model": str(tmp_path)}, 1) == 1
 
 
-def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Of a run that was started on a smaller GPU, or before the micro-batch was derived."""
     monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
     stored = settings_of().to_dict()
@@ -265,7 +266,7 @@ def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch:
         assert {name: again[name] for name in sizes} == sizes
 
 
-def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
     lines = comments(describe_plan(settings_of("--G", "12"), rows=10))
     listed = [line.split(": ")[0] for line in lines if line.startswith("#   ")][1:]
@@ -295,7 +296,7 @@ def test_steps_follow_max_steps_or_epochs() -> None:
 
 
 def test_the_shape_of_a_local_model_is_read_and_others_refused(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
     assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 160, 480, 2, 4, 4, 40, tied=False)

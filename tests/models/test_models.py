@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
+from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
 
 from gtpo.arguments import ModelArguments
@@ -77,7 +78,7 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
 
 @pytest.mark.parametrize(("backend", "said"), [("transformers", 1), ("unsloth", 0)])
 def test_a_run_on_the_cpu_of_a_gpu_machine_says_how_to_use_the_gpu(
-    backend: str, said: int, unsloth: FakeUnsloth, caplog: pytest.LogCaptureFixture
+    backend: str, said: int, unsloth: FakeUnsloth, caplog: LogCaptureFixture
 ) -> None:
     load_policy(parsed("--model", "tiny", "--run_name", "x"), backend)
     lines = [line for line in caplog.messages if "--backend unsloth" in line]
@@ -96,7 +97,7 @@ def test_a_base_that_pads_with_eos_gets_another_padding_token(tiny: Path, tmp_pa
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_weights_are_read(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     for template in ("{% if %}", "{{ raise_exception('no') }}"):
@@ -163,7 +164,7 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
 
 @pytest.mark.parametrize(("lora_rank", "dtype"), [(8, torch.bfloat16), (0, torch.float32)])
 def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
-    lora_rank: int, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    lora_rank: int, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
     model, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=lora_rank), "transformers", 0)
@@ -183,9 +184,7 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny, tmp_path / "model")
 
 
-def test_code_of_a_model_is_refused_without_a_question(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Transformers asks on the terminal whether to run it, unless it is told not to."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
@@ -224,7 +223,7 @@ def test_a_full_disk_or_memory_is_not_a_fault_of_the_model() -> None:
         assert why_not_loaded("some/model", error) is error
 
 
-def test_without_a_connection_only_the_cache_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_connection_only_the_cache_is_searched(monkeypatch: MonkeyPatch) -> None:
     """huggingface_hub retries each request for half a minute, two lines on the screen for each attempt."""
 
     class Session:
@@ -240,7 +239,7 @@ def test_without_a_connection_only_the_cache_is_searched(monkeypatch: pytest.Mon
 
 
 def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     ids = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "some/model")
     assert tuple(map(resolve_model, ("llama", "qwen", "some/model"))) == ids
@@ -266,7 +265,7 @@ def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_model_adds_to_sampling_is_left_out_and_said(
-    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     """What TRL overrides stays in the file, for those who use a saved model; token ids and lengths do too."""
     model = shutil.copytree(tiny, tmp_path / "model")

@@ -18,6 +18,7 @@ import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
 from helpers.scripts import ROOT
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import Settings
 from gtpo.cli import parse as cli
@@ -59,13 +60,13 @@ class Machine:
             raise self.access
 
 
-def see_gpu(monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+def see_gpu(monkeypatch: MonkeyPatch, seen: bool) -> None:
     for module in (backend, cli, preflight):
         monkeypatch.setattr(module, "gpu_is_available", lambda: seen)
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
     machine = Machine(tmp_path / "hub")
     machine.cache.mkdir()
 
@@ -132,7 +133,7 @@ OLD = "550.54.15"
 
 
 def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    machine: Machine, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     """PyTorch says it in a warning only, and the run would start on the CPU or ask for a GPU."""
     machine.driver = OLD
@@ -174,7 +175,7 @@ def test_a_fault_of_the_machine(
     assert words in "".join(str(check.fault) for check in found)
 
 
-def test_a_cache_that_cannot_be_written_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_a_warning(machine: Machine, monkeypatch: MonkeyPatch) -> None:
     """A complete cache may be read-only."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != machine.cache)
     store(machine.cache, f"models--{LLAMA.replace('/', '--')}")
@@ -203,7 +204,7 @@ IN_16_BITS = ("transformers", "--load_in_4bit", "false", "--use_vllm", "false")
     ],
 )
 def test_access_to_a_model(
-    error: Any, status: int, model: str, expected: dict[Any, Any], machine: Machine, monkeypatch: pytest.MonkeyPatch
+    error: Any, status: int, model: str, expected: dict[Any, Any], machine: Machine, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)  # no config.json of the other one
     machine.access = error(str(status), response=response(status))
@@ -272,7 +273,7 @@ def test_what_is_no_hub_id_is_not_looked_up(model: str, machine: Machine, tmp_pa
 
 
 def test_a_fatal_fault_stops_and_others_are_warnings(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    machine: Machine, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     machine.files = 256
     check_machine(settings_of(), "unsloth")
@@ -285,7 +286,7 @@ def test_a_fatal_fault_stops_and_others_are_warnings(
         check_machine(settings_of(), "unsloth")
 
 
-def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: MonkeyPatch) -> None:
     machine.disk = 0
     settings = settings_of()
     settings.run.dry_run = True
@@ -300,7 +301,7 @@ def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypa
 
 @pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft"])
 def test_scripts_check_before_they_download(
-    script: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    script: str, machine: Machine, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither rows nor model are loaded, and nothing is written."""
     main = __import__(script).main
@@ -320,7 +321,7 @@ def test_scripts_check_before_they_download(
 
 
 def test_the_command_prints_the_checks_and_exits_2_for_a_fatal_one(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: Machine, monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*argv: str) -> tuple[int, list[str]]:
         """Exit code, and how each line begins."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
@@ -83,7 +84,7 @@ def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
 
 
 def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert TINY_BASE.name == recipe.directory_name()
@@ -113,7 +114,7 @@ def test_the_shipped_base_is_what_its_recipe_trains(tmp_path: Path) -> None:
     assert losses == pytest.approx(json.loads((TINY_BASE / "losses.json").read_text())[:4], abs=1e-3)
 
 
-def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "TINY", recipe.TINY | {"steps": 2, "batch_size": 4})
     threads = torch.get_num_threads()
     try:

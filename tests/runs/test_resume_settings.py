@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers.runs import checkpoint
 from helpers.settings import CLASSES, parsed
+from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import fields_of
 from gtpo.errors import UsageError
@@ -82,7 +83,7 @@ def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, tmp_path: Pa
         "--per_device_train_batch_size 2 --gradient_accumulation_steps 4",
     ],
 )
-def test_what_a_resume_may_change_is_logged(words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_resume_may_change_is_logged(words: str, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     begin(tmp_path / "run")
     assert resume(tmp_path / "run", *words.split()) == str(tmp_path / "run" / "checkpoint-5")
     is_told = words.split()[0] not in ("--report_to",)
@@ -95,7 +96,7 @@ def test_the_names_of_the_table_are_settings() -> None:
     assert len(named) == len({*named}) and {*named} <= known
 
 
-def test_a_step_keeps_its_completions_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_keeps_its_completions_with_other_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     run = tmp_path / "run"
     begin(run, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     settings = parsed("--resume", str(run))
@@ -162,7 +163,7 @@ def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) ->
 
 
 def test_a_reward_file_that_has_changed_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: LogCaptureFixture, monkeypatch: MonkeyPatch
 ) -> None:
     """It may be the repair of the error that stopped the run."""
     monkeypatch.chdir(tmp_path)

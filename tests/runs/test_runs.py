@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from gtpo.errors import UsageError
 from gtpo.evaluation.targets import adapter_target
@@ -37,7 +38,7 @@ def test_the_command_that_resumes_a_run_can_be_pasted(
     assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
-def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
     assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
@@ -83,7 +84,7 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", [adapter_target, existing_run])
 def test_a_mistyped_run_names_the_newest(
-    use: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Callable[[str], object], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "a").mkdir(parents=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT, user_environment
+from pytest import MonkeyPatch
 
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
@@ -31,7 +32,7 @@ run_script(main)
     assert "not shown" not in done.stderr.decode()
 
 
-def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: MonkeyPatch) -> None:
     """Exit code 1: what has been trained is there. What optimizer and schedule refuse comes before."""
     monkeypatch.setattr(script, "_training", False)
     monkeypatch.setenv("RANK", "1")  # which says nothing
@@ -39,7 +40,7 @@ def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: pytest.M
     assert script._training
 
 
-def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit) as exited:
         script.run_script(lambda: pytest.fail("it ran"))

@@ -14,6 +14,7 @@ import yaml
 from filelock import FileLock
 from helpers.runs import checkpoint
 from helpers.settings import parsed
+from pytest import MonkeyPatch
 
 from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory
@@ -24,7 +25,7 @@ NEW = ["config.yaml", "environment.json", "run.lock"]  # the files of a run that
 
 
 @pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_process(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
@@ -50,7 +51,7 @@ def test_new_run_stores_every_setting(tmp_path: Path) -> None:
     assert {key: reloaded[key] for key in stored} == stored
 
 
-def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     seen = []
 
     def write(path: Path, text: str) -> None:
@@ -91,9 +92,7 @@ def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
 
 
-def test_other_processes_accept_the_directory_of_the_main_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_accept_the_directory_of_the_main_process(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Under torchrun every process starts the run, and the main one may already have created the directory."""
     start(tmp_path / "run", "--seed", "1")
     monkeypatch.setenv("RANK", "1")
@@ -132,9 +131,7 @@ def finished_run(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("operation", range(30))
-def test_overwrite_killed_in_between_leaves_a_run(
-    operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overwrite_killed_in_between_leaves_a_run(operation: int, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """--overwrite works after each deletion."""
     run = finished_run(tmp_path / "run")
     left = operation
@@ -226,7 +223,7 @@ def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_after_an_interruption(
-    steps: list[int], argv: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: list[int], argv: list[str], command: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """--resume needs a checkpoint; before the first one the same command starts the run again."""
     run = tmp_path / "a run"
@@ -240,7 +237,7 @@ def test_the_command_after_an_interruption(
 
 
 @pytest.mark.parametrize("words", [["--hub_token", "hf_SECRET"], ["--hub-token=hf_SECRET"], ["--hub_token=hf_SECRET"]])
-def test_no_command_shows_a_token(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_shows_a_token(words: list[str], monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.runs.start._locks", {})
     monkeypatch.setattr("sys.argv", ["train_gtpo.py", *words, "--push_to_hub"])
     flag = words[0].partition("=")[0]
@@ -309,7 +306,7 @@ def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
 # ---- printed commands ----
 
 
-def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
     check_run(settings, rows=range(4))
     with pytest.raises(UsageError, match="3 training rows"):

@@ -10,6 +10,7 @@ import trl
 from datasets import Dataset
 from helpers.canned import make_trainer, reward_parity
 from peft import LoraConfig, get_peft_model
+from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import gtpo_trl
@@ -79,7 +80,7 @@ def test_arguments_may_be_given_by_position(method: str, tiny: Path, tmp_path: P
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
 def test_a_trainer_without_args_has_the_defaults(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)  # TRL's default
@@ -180,7 +181,7 @@ def test_a_stream_is_evaluated_as_its_rows(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
-def test_a_stream_is_trained_on(method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_trained_on(method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = sampling(method, tiny, tmp_path, train=rows(*range(120)).to_iterable_dataset())
     if method == "gtpo":
         trainer.args.initial_entropy = None

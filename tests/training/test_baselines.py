@@ -29,6 +29,8 @@ from torch import Tensor
 from gtpo.training.diagnosis import conflict_push, token_weights
 from gtpo_loss import LOSS_TYPES, conflict_spans, conflict_weights
 
+Values = dict[str, Any]
+
 PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  # GTPO without any of its parts
 
 
@@ -164,7 +166,7 @@ def test_dapo_divides_by_the_tokens_of_a_generation_batch_that_serves_two_steps(
 
 
 @pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"scale_rewards": "none"}], ids=["batch", "none"])
-def test_scale_rewards_is_that_of_trl(settings: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+def test_scale_rewards_is_that_of_trl(settings: Values, tiny: Path, tmp_path: Path) -> None:
     two_groups = {"per_device_train_batch_size": GROUP}
     theirs, _ = train("trl", tiny, tmp_path / "trl", **settings, **two_groups)
     for method in ("grpo", "gtpo"):
@@ -207,7 +209,7 @@ def test_a_step_is_the_naive_objective(
     method: str, positive_weight: float, mode: str, temperature: float, loss_type: str, tiny: Path, tmp_path: Path
 ) -> None:
     """Loss and logged metrics, in float64 from the plain logits; two prompts of half a group each."""
-    settings: dict[str, Any] = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
+    settings: Values = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
     correction = {"entropy_filter": mode, "conflict_positive_weight": positive_weight}
     trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, temperature=temperature, **settings)
     trainer.model.train()
@@ -232,7 +234,7 @@ def test_a_step_is_the_naive_objective(
         assert 0 < sum(delta) < GROUP
         trainer.gtpo.entropy_threshold = threshold
         lambdas = naive_conflict_weights(mask, advantages, positive_weight)
-        options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
+        options: Values = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
         expected = naive_gtpo_loss(logps, advantages, weights=lambdas, **options)[0]
     else:
         expected = naive_grpo_loss(logps, advantages, token_weights=each)[0]
@@ -264,7 +266,7 @@ def test_a_step_is_the_naive_objective(
     ],
 )
 def test_conflict_tokens_of_advantage_zero_learn_from_penalty_and_kl(
-    method: str, settings: dict[str, Any], learns: bool, tiny: Path, tmp_path: Path
+    method: str, settings: Values, learns: bool, tiny: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer(method, tiny, tmp_path, **settings)
     trainer.model.train()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.canned import make_trainer, trained_weights
 from peft import PeftModel
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 
@@ -48,9 +49,7 @@ def stored_step(directory: Path) -> float:
     return values.pop()
 
 
-def test_the_best_step_is_kept_when_later_steps_are_worse(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_step_is_kept_when_later_steps_are_worse(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     run = FakeTraining(tmp_path, tiny, max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
@@ -92,9 +91,7 @@ def test_a_short_run_averages_an_eighth_of_its_steps(
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == best and stored_step(tmp_path) == best["step"]
 
 
-def test_a_resumed_run_restores_its_window_and_best_step(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_restores_its_window_and_best_step(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
     (tmp_path / "best").mkdir()
@@ -132,7 +129,7 @@ def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> N
     assert run.callback.best == {"accuracy": 50.0, "step": 1}
 
 
-def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """PEFT would look up whether the embedding of a base on the Hub has another size, at each save."""
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asked the Hub"))
     policy, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import wandb
 from helpers.settings import parsed
+from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
@@ -36,7 +37,7 @@ def resumed(directory: Path, step: int, history: Sequence[dict[str, Any]] = ()) 
     return writer
 
 
-def test_each_log_is_written_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_log_is_written_immediately(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     writer = resumed(tmp_path, 0)
     for step in (1, 2, 3):
         log(writer, step, accuracy=10.0 * step, train_runtime=1.0)  # with include_num_input_tokens_seen in every log
@@ -121,7 +122,7 @@ def test_wandb_gets_the_lines_of_metrics_jsonl(tmp_path: Path) -> None:
     assert [step for _, step in run.logged] == [1_000_000, 2_000_000, 2_000_000, 2_500_000]
 
 
-def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     def fail(line: Any, **options: Any) -> None:
         raise ConnectionResetError("Connection lost")
 
@@ -134,7 +135,7 @@ def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     """One line says how to sync, and there is no prompt."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -149,7 +150,7 @@ def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
 
 
 def test_if_wandb_init_times_out_the_run_is_logged_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     tried = []
 

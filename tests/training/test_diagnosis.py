@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
+from pytest import MonkeyPatch
 
 from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe
 from gtpo.errors import RunError
@@ -196,7 +197,7 @@ def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> N
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path, max_steps=8)))
     steps: list[int] = []
     monkeypatch.setattr(
@@ -216,7 +217,7 @@ def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytes
     ("of_policy", "of_base", "passes"), [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)]
 )
 def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_model(
-    of_policy: float, of_base: float, passes: bool, monkeypatch: pytest.MonkeyPatch
+    of_policy: float, of_base: float, passes: bool, monkeypatch: MonkeyPatch
 ) -> None:
     """Rounding separates the sampler from both; a gap in nats per token."""
     gaps = iter([of_policy, of_base])

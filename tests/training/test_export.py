@@ -9,6 +9,7 @@ import torch
 from helpers import canned
 from helpers.canned import make_trainer
 from helpers.settings import parsed
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -16,6 +17,8 @@ from gtpo.arguments import Settings
 from gtpo.errors import RunError
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.export import save_adapter
+
+Trained = tuple[Any, Path]
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
@@ -30,7 +33,7 @@ def save(trainer: Any, settings: Settings) -> None:
 
 
 @pytest.fixture
-def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
+def trained(tiny: Path, tmp_path: Path) -> Trained:
     """A trainer with a non-zero adapter, and its run directory."""
     trainer = make_trainer("gtpo", tiny, tmp_path / "run")
     generator = torch.Generator().manual_seed(0)
@@ -40,7 +43,7 @@ def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
     return trainer, tmp_path / "run"
 
 
-def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny: Path) -> None:
+def test_the_adapter_has_its_card_and_no_pickles(trained: Trained, tiny: Path) -> None:
     trainer, run = trained
     trainer.create_model_card()  # as TRL does at a checkpoint
     save(trainer, settings_of(run, tiny))
@@ -52,7 +55,7 @@ def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny
 
 
 def test_a_card_that_fails_does_not_fail_the_run(
-    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trained: Trained, tiny: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, run = trained
     monkeypatch.setattr("gtpo.training.export.Card.text", lambda *arguments: 1 / 0)
@@ -61,7 +64,7 @@ def test_a_card_that_fails_does_not_fail_the_run(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Path], tiny: Path) -> None:
+def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: Trained, tiny: Path) -> None:
     trainer, run = trained
     save(trainer, settings_of(run, tiny, "--merge", "16bit"))
     merged = load_file(run / "merged" / "model.safetensors")
@@ -98,7 +101,7 @@ class Hub:
 
 @pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
 def test_the_final_weights_are_uploaded(
-    merge: str, weights: str, trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+    merge: str, weights: str, trained: Trained, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer, run = trained
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
@@ -115,7 +118,7 @@ def test_the_final_weights_are_uploaded(
 
 
 def test_a_failed_upload_error_names_the_adapter_directory(
-    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer, run = trained
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
@@ -134,7 +137,7 @@ def test_the_reference_adapter_of_the_kl_term_is_not_published(tiny: Path, tmp_p
     assert not (tmp_path / "run" / "adapter" / "ref").exists()
 
 
-def test_files_of_a_killed_save_are_not_published(trained: tuple[Any, Path], tiny: Path) -> None:
+def test_files_of_a_killed_save_are_not_published(trained: Trained, tiny: Path) -> None:
     trainer, run = trained
     for name in ("adapter", "merged"):
         (run / f"{name}.tmp").mkdir(parents=True)

@@ -14,6 +14,7 @@ from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, 
 from gtpo.prompts import PAPER
 from rewards import rewards_in
 
+Run = Callable[..., Ended]
 REWARD = """
 from pathlib import Path
 calls = []
@@ -31,7 +32,7 @@ TRAIN = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_pe
 TRAIN += ["--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none", "--reward", "rw.py:late"]
 
 
-def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: Run) -> None:
     (tmp_path / "rw.py").write_text(REWARD)
     (tmp_path / "odd").touch()
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late")
@@ -58,7 +59,7 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: Callable
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script: Run) -> None:
     (tmp_path / "rw.py").write_text(REWARD.replace('raise KeyError("weird row")', "return float('inf')"))
     (tmp_path / "odd").touch()
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late")
@@ -108,7 +109,7 @@ def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
     assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
 
 
-def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: Run) -> None:
     import json
 
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN[:-2], "--max_steps", "1", "--output_dir", "outputs/run")

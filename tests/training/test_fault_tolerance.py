@@ -23,6 +23,7 @@ from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from helpers.scripts import ROOT
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -43,6 +44,8 @@ from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOn
 from gtpo.training.loop import attach_callbacks, train
 from gtpo.training.trainer import GRPOTrainer
 
+Weights = dict[str, torch.Tensor]
+
 
 def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
     """A canned trainer with the callbacks of a run, and an existing run directory."""
@@ -52,11 +55,11 @@ def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
     return trainer
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+def weights(checkpoint: Path) -> Weights:
     return load_file(checkpoint / "adapter_model.safetensors")
 
 
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+def same(left: Weights, right: Weights) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
@@ -232,7 +235,7 @@ def test_a_generation_from_nan_probabilities_stops_the_run(tiny: Path, tmp_path:
     ],
 )
 def test_nan_probabilities_on_a_gpu_and_in_vllm(
-    outcome: Any, error: type[Exception] | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outcome: Any, error: type[Exception] | None, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
@@ -243,7 +246,7 @@ def test_nan_probabilities_on_a_gpu_and_in_vllm(
 
 
 def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run")
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
@@ -262,9 +265,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_no_code_of_a_checkpoint_is_executed(
-    name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_code_of_a_checkpoint_is_executed(name: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
     trainer.train()
     trainer.args.max_steps = 2

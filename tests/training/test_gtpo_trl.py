@@ -13,6 +13,7 @@ import trl
 from accelerate import Accelerator
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.scripts import ROOT
+from pytest import MonkeyPatch
 
 from examples.gtpo_trl import GTPOConfig
 
@@ -128,7 +129,7 @@ def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(tiny: Path, tmp
 
 
 def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
     with monkeypatch.context() as patch:  # three processes have nine rows of eight prompts
@@ -164,7 +165,7 @@ def test_settings_that_change_the_objective_are_refused(settings: dict[str, Any]
         GTPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
-def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = make_trainer("gtpo_trl", tiny, tmp_path)
     scored = trl.GRPOTrainer._generate_and_score_completions
     monkeypatch.setattr(
@@ -183,7 +184,7 @@ def test_the_example_imports_nothing_else_of_ours() -> None:
     assert ours == ["from gtpo_loss import ("]
 
 
-def execute_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+def execute_with(monkeypatch: MonkeyPatch, **changes: Any) -> None:
     """Import the file again, with another TRL."""
     for name, value in changes.items():
         monkeypatch.setattr(trl, name, value)
@@ -191,7 +192,7 @@ def execute_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "_compute_loss"])
-def test_a_trl_without_an_overridden_method_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trl_without_an_overridden_method_is_refused(name: str, monkeypatch: MonkeyPatch) -> None:
     """The class would train plain GRPO."""
     found = {key: value for key, value in vars(trl.GRPOTrainer).items() if key != name}
     renamed = type("GRPOTrainer", (), found)
@@ -199,7 +200,7 @@ def test_a_trl_without_an_overridden_method_is_refused(name: str, monkeypatch: p
         execute_with(monkeypatch, GRPOTrainer=renamed)
 
 
-def test_a_trl_that_was_not_tested_is_named(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_trl_that_was_not_tested_is_named(monkeypatch: MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     for version in ("1.14.2", "1.16.0"):
         execute_with(monkeypatch, __version__=version)
     assert not [each for each in recwarn if "was tested with" in str(each.message)]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.canned import GROUP, assert_same, make_trainer, weight_changes
+from pytest import MonkeyPatch
 
 from gtpo.forward import hidden_states
 from gtpo.training.trainer import GRPOTrainer
@@ -14,7 +15,7 @@ from gtpo.training.trainer import GRPOTrainer
 class Memory:
     """A fake GPU: more than ``rows`` completions of a micro-batch do not fit its forward or backward pass."""
 
-    def __init__(self, trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, rows: int, phase: str) -> None:
+    def __init__(self, trainer: GRPOTrainer, monkeypatch: MonkeyPatch, rows: int, phase: str) -> None:
         self.failures = self.generations = 0
         forward = trainer._logps_and_entropy
         backward = trainer.accelerator.backward
@@ -60,7 +61,7 @@ def test_the_update_is_that_of_the_whole_micro_batch(
     phase: str,
     tiny: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"loss_type": loss_type, "max_steps": 2, **split(rows)}
@@ -88,7 +89,7 @@ def test_the_update_is_that_of_the_whole_micro_batch(
     ids=["bnpo", "quarters", "one", "odd"],
 )
 def test_other_failures_are_raised(
-    settings: dict[str, Any], fits: int, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], fits: int, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, **settings)
     Memory(trainer, monkeypatch, fits, "forward")
@@ -96,7 +97,7 @@ def test_other_failures_are_raised(
         trainer.train()
 
 
-def test_packed_rows_that_do_not_fit_with_gradients_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_rows_that_do_not_fit_with_gradients_are_not_padded(monkeypatch: MonkeyPatch) -> None:
     """Padded rows take more; the trainer splits the micro-batch."""
     inputs = {name: torch.ones(3, 2, dtype=torch.long) for name in ("prompt_ids", "prompt_mask")}
     inputs |= {name: torch.ones(3, 2, dtype=torch.long) for name in ("completion_ids", "completion_mask")}
@@ -114,7 +115,7 @@ def test_packed_rows_that_do_not_fit_with_gradients_are_not_padded(monkeypatch: 
     assert packing.possible
 
 
-def test_a_later_step_that_does_not_fit_is_raised(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_step_that_does_not_fit_is_raised(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=2)
     forward = trainer._logps_and_entropy
 

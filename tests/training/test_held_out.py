@@ -34,6 +34,8 @@ from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
+Values = dict[str, Any]
+
 WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows
 
 
@@ -65,7 +67,7 @@ def make_sampling(method: str, tiny: Path, directory: Path, held_out: Dataset | 
     return trainer
 
 
-def evaluations(trainer: Any) -> list[dict[str, Any]]:
+def evaluations(trainer: Any) -> list[Values]:
     return [row for row in trainer.state.log_history if "eval_reward" in row]
 
 
@@ -231,7 +233,7 @@ def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monke
 @pytest.mark.parametrize("settings", [{}, {"eval_on_start": True}, {"num_iterations": 2}], ids=["", "start", "2-iter"])
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_training_is_the_same_with_and_without_evaluation(
-    method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
+    method: str, settings: Values, tiny: Path, tmp_path: Path
 ) -> None:
     weights = []
     logs = []
@@ -276,7 +278,7 @@ def test_each_evaluation_stores_the_last_rows_completion(tiny: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("method", "more"), [("gtpo", {}), ("grpo", {"beta": 0.04})])
-def test_every_name_that_a_run_logs_is_explained(method: str, more: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+def test_every_name_that_a_run_logs_is_explained(method: str, more: Values, tiny: Path, tmp_path: Path) -> None:
     """In docs/metrics.md; our script adds tokens_per_second, and rewards.py what it logs."""
     trainer = make_sampling(method, tiny, tmp_path, rows_worth(WORTH), max_steps=1, **more)
     trained_weights(trainer)
@@ -346,11 +348,11 @@ def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None
 # Readers of metrics.jsonl
 
 
-ROWS: list[dict[str, Any]] = [
+ROWS: list[Values] = [
     {"step": step, "accuracy": 10.0 * step, "formatting": 50.0, "completions/clipped_ratio": 1.0 if step > 4 else 0.0}
     for step in range(1, 9)
 ]
-EVALUATIONS: list[dict[str, Any]] = [
+EVALUATIONS: list[Values] = [
     {"step": step, "eval_accuracy": 5.0 * step, "eval_rewards/mine/mean": 1.0, "eval_runtime": 2.0}
     for step in (4, 6, 8)
 ]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.canned import GROUP, _Canned, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
+from pytest import MonkeyPatch
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
@@ -36,9 +37,7 @@ def test_group_of_a_trainer(method: str, tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_inspect_group_has_no_side_effects(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_group_has_no_side_effects(method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delattr(_Canned, "_generate_single_turn")  # sample from the policy: the random generator matters
 
     def trained(inspect: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -65,7 +64,7 @@ def test_inspect_group_has_no_side_effects(
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
 
 
-def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
 
     def failing(completions: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:

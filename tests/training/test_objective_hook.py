@@ -22,12 +22,14 @@ from torch import Tensor
 from gtpo import Measured
 from gtpo_loss import completion_entropy
 
+Values = dict[str, Any]
+
 STEPS = {"max_steps": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 SHOWN = {"log_completions": True, "num_completions_to_print": 0}
 
 
 class Half(CannedGRPO):
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
         loss, measured = super().objective(logps, token_entropy, inputs)
         return loss / 2, measured
 
@@ -37,7 +39,7 @@ class SquareRoot(CannedGRPO):
 
     says_weights = True
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
         mask = inputs["completion_mask"]
         advantages = inputs["advantages"]
         weights = 1 / (len(mask) * mask.sum(1).sqrt())
@@ -53,7 +55,7 @@ class Silent(SquareRoot):
 class EveryToken(CannedGTPO):
     """A gradient where A = 0, and where lambda of GTPO would be 0."""
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
         entropy = completion_entropy(token_entropy, inputs["completion_mask"])
         return -logps.sum() / len(logps), Measured(entropy)
 
@@ -64,12 +66,12 @@ class Watched(CannedGRPO):
     asked = 0
 
     @wraps(CannedGRPO.objective)
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
         loss, measured = super().objective(logps, token_entropy, inputs)
         highest = logps.detach().masked_fill(inputs["completion_mask"] == 0, -9.0).max()
         return loss, measured._replace(metrics={**(measured.metrics or {}), "highest": highest})
 
-    def _tokens_with_gradient(self, inputs: dict[str, Any]) -> Tensor:
+    def _tokens_with_gradient(self, inputs: Values) -> Tensor:
         self.asked += 1
         return super()._tokens_with_gradient(inputs)
 

@@ -9,6 +9,7 @@ import trl
 from datasets import Dataset
 from helpers.canned import make_trainer
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig
 
@@ -102,7 +103,7 @@ def test_gtpo_refuses_kl_and_clipping(name: str, value: float, tiny: Path, tmp_p
         make_trainer("gtpo", tiny, tmp_path, **{name: value})
 
 
-def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     args = config(tmp_path, use_vllm=True)
     GRPOTrainer.check_settings(args)
     monkeypatch.setattr(trl, "GRPOTrainer", type("UnslothGRPOTrainer", (), {}))
@@ -140,7 +141,7 @@ def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path
     assert not build(tmp_path, experts, tokenizer, args=config(tmp_path, router_aux_loss_coef=0.0)).aux_loss_enabled
 
 
-def test_several_gpus_in_one_process_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus_in_one_process_are_refused(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(GRPOConfig, "n_gpu", 2)
     with pytest.raises(UsageError, match="2 GPUs"):
         make_trainer("grpo", tiny, tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.canned import make_trainer, settings_of
+from pytest import LogCaptureFixture
 
 from gtpo.errors import RunError
 from gtpo.runs.directory import RunDirectory, damage
@@ -36,7 +37,7 @@ def rates(directory: Path) -> list[float]:
 
 
 def test_a_longer_schedule_holds_from_the_first_resumed_step(
-    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     tracked(tiny, tmp_path / "long", max_steps=8).train()
     tracked(tiny, tmp_path / "short", max_steps=4).train()
@@ -131,7 +132,7 @@ def test_the_window_of_best_counts_steps_not_lines(tiny: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fault", ["truncated", "deleted"])
-def test_a_damaged_best_is_not_kept(fault: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_best_is_not_kept(fault: str, tiny: Path, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     tracked(tiny, tmp_path, max_steps=4).train()
     weights = tmp_path / "best" / "adapter_model.safetensors"
     assert damage(tmp_path / "best", ("model",)) is None

@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from helpers.canned import GROUP, make_trainer
 from helpers.scripts import ROOT
+from pytest import MonkeyPatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,7 +48,7 @@ def of_ours(count: Counter[str]) -> int:
     return sum(number for place, number in count.items() if ".py:" in place)
 
 
-def counts_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
+def counts_of(trainer: Any, monkeypatch: MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
     """Waits and gathers of all steps."""
     waits = Waits()
     gathers = Counter[str]()
@@ -68,7 +68,7 @@ def counts_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[st
     return waits.count, gathers
 
 
-def test_a_micro_batch_waits_for_the_head_alone(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_waits_for_the_head_alone(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Metrics, masks and tags are read once per step; the head splits its rows and looks for unlikely targets."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the head's threads would not be seen

@@ -18,6 +18,7 @@ from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, unpad
+from pytest import MonkeyPatch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -104,7 +105,7 @@ def test_micro_batches_do_not_change_the_logged_kl(tiny: Path, tmp_path: Path) -
 
 
 def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer.model.train()
@@ -122,7 +123,7 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
         trainer.compute_loss(trainer.model, batch)
 
 
-def test_a_completion_ends_at_its_first_end_token(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_ends_at_its_first_end_token(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     drawn = torch.tensor([[7, trainer.eos_token_ids[0], 7], [7, 7, 7]])
     monkeypatch.setattr("gtpo.training.trainer.generate", lambda model, ids, *rest: torch.cat([ids, drawn], 1))
@@ -159,7 +160,7 @@ def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> N
         assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
-def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("UNSLOTH_RETURN_HIDDEN_STATES", raising=False)
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer._logps_and_entropy(trainer.model, batch_of(trainer))
@@ -171,7 +172,7 @@ def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_the_adapter_of_a_quantized_base_stays_float32(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """TRL casts it to bfloat16, where an update of 1e-6 of a weight of 0.1 is rounded away."""
     monkeypatch.setattr(LlamaForCausalLM, "is_loaded_in_4bit", True, raising=False)
@@ -242,7 +243,7 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 def test_the_second_process_gets_its_own_rows_of_the_group(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Both ranks one after the other: what the first one gathers comes first in what the second one does."""
     half = GROUP // 2
@@ -321,7 +322,7 @@ def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, tiny: 
     ],
 )
 def test_the_conflict_mask_has_the_span_of_the_settings(
-    span: str, expected: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    span: str, expected: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     #  + 301 302 303 304 305
     #  - 306 302 303 301 305
@@ -382,7 +383,7 @@ def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
 
 
 def test_no_table_of_completions_is_written_after_the_last_checkpoint(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """A kill while a table is written truncates it; a resumed run repeats the steps after its checkpoint, no others."""
     events, write = [], pandas.DataFrame.to_parquet
@@ -420,7 +421,7 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, 
 
 @pytest.mark.parametrize("shuffles", [True, False])
 def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
-    shuffles: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shuffles: bool, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = unmeasured(tiny, tmp_path, shuffle_dataset=shuffles, seed=7)
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
@@ -452,7 +453,7 @@ def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Pa
 
 
 def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Eight prompts, three processes: the last prompt is sampled twice, and counts once."""
     trainer, module = unmeasured(tiny, tmp_path, seed=7), "gtpo.training.initial_entropy"
@@ -469,7 +470,7 @@ def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
 
 @pytest.mark.parametrize(("use_vllm", "calls"), [(False, [25, 5]), (True, [30])])
 def test_vllm_samples_the_initial_entropy_in_one_call(
-    use_vllm: bool, calls: list[int], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use_vllm: bool, calls: list[int], tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = unmeasured(tiny, tmp_path)
     trainer.args.use_vllm = use_vllm
@@ -511,7 +512,7 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
     is_on: bool,
     tiny: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
@@ -527,7 +528,7 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
 
 
 def test_an_initial_entropy_that_is_not_finite_stops_the_run(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = unmeasured(tiny, tmp_path)
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5, math.nan])
@@ -537,7 +538,7 @@ def test_an_initial_entropy_that_is_not_finite_stops_the_run(
 
 
 def test_packing_reads_the_sliding_window_of_the_models_config(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer._route.may_share = False
