@@ -1,17 +1,14 @@
 """The processes of a run: which one this is, agreement between them, parameters sharded across them."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gtpo.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 
 def is_main_process() -> bool:
     """Whether this process writes the files of the run and speaks for it."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def refuse_data_parallel(args: Any) -> None:
@@ -23,7 +20,7 @@ def refuse_data_parallel(args: Any) -> None:
         )
 
 
-def any_process(flag: bool, device: "torch.device") -> bool:
+def any_process(flag: bool, device: Any) -> bool:
     """Whether the flag is set on any process of the run; every process has to call it."""
     import torch
 
@@ -44,7 +41,7 @@ def gather_full_parameter(parameter: Any) -> Any:
 
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()
-    if parameter is not None and hasattr(parameter, "ds_id"):
+    if hasattr(parameter, "ds_id"):
         from deepspeed.zero import GatheredParameters
 
         if parameter.requires_grad and torch.is_grad_enabled():
