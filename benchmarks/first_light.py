@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -753,7 +754,7 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
         return "Nothing has been run on a GPU yet; `python benchmarks/first_light.py --help` lists the stages."
     lines = [made_with(report) for report in reports] + [""]
     names = [report["environment"]["gpu"] for report in reports]
-    lines += [f"| stage | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    lines += [f"| stage | {' | '.join(names)} |", "|---" * len(names) + "|---|"]
     missing = []
     for name in STAGES:
         entries = [report["stages"].get(name) for report in reports]
@@ -763,7 +764,8 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     if missing:
-        lines += ["", f"Stages that no GPU has run: {', '.join(missing)}."]
+        lines.append("")
+        lines += textwrap.wrap(f"Stages that no GPU has run: {', '.join(missing)}.", 140)
     rows = [row for report in reports for row in measured_rows(report)]
     if rows:
         header = "| GPU | model | stage | tokens | seconds of a step | tokens/s | GiB used | estimated |"
