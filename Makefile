@@ -193,7 +193,8 @@ NEW = $(patsubst %.git,%,$(patsubst https://github.com/%,%,$(URL:%/=%)))
 NAMING := README.md CITATION.cff pyproject.toml notebooks/*.ipynb .github/ISSUE_TEMPLATE/config.yml
 repository:
 	@case "$(NEW)" in *:*|""|*/*/*) echo "make repository URL=https://github.com/OWNER/REPOSITORY"; exit 1;; esac
-	perl -pi -e 's{\Q$(OLD)\E}{$(NEW)}g; s{URL-OF-THIS-REPOSITORY}{https://github.com/$(NEW)}g' $(NAMING)
+	perl -pi -e 's{\Q$(OLD)\E}{$(NEW)}g; s{URL-OF-THIS-REPOSITORY}{https://github.com/$(NEW)}g;' \
+	  -e '$$_ = "" if /<!-- until published -->/' $(NAMING)
 
 # Environments and caches; outputs/ is kept.
 clean:

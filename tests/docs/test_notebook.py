@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -15,6 +16,14 @@ from helpers.scripts import ROOT
 from nbclient.exceptions import CellExecutionError
 
 STEPS = 2
+GPUS = """
+tiny, Tesla T4, 64
+qwen, Tesla T4, 512: --use_vllm false --max_prompt_length 1024 --max_completion_length 512
+llama, Tesla T4, 1500: --gpu_memory_utilization 0.58
+llama, NVIDIA L4, 1500: --gpu_memory_utilization 0.6
+qwen, NVIDIA L4, 1500
+llama, NVIDIA A100-SXM4-40GB, 1500
+"""
 WITHOUT_TRL = """
 import importlib.util
 find_spec = importlib.util.find_spec
@@ -57,7 +66,8 @@ def test_it_clones_what_is_missing_and_installs_next_to_the_image(path: Path, tm
     git, *uv = called.read_text().splitlines()
     assert git.startswith("git clone ") and git.endswith(" gtpo")
     python = f"{ROOT}/.venv/bin/python"
-    installed = [f"uv pip install --quiet --python {python} -r requirements/cpu.txt"] if path == WALKTHROUGH else []
+    packages = "-r requirements/cpu.txt --torch-backend cpu"  # no CUDA build of PyTorch
+    installed = [f"uv pip install --quiet --python {python} {packages}"] if path == WALKTHROUGH else []
     assert uv[1:] == installed and all(line.endswith(" .venv") for line in uv[:1])
 
 
@@ -103,6 +113,45 @@ def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: 
     with pytest.raises(CellExecutionError, match="fix the errors above first") as caught:
         execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
     assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
+
+
+def run_cells(names: dict[str, Any], *cells: str) -> dict[str, Any]:
+    """The names after some cells of the walkthrough, without its commands."""
+    notebook = nbformat.read(WALKTHROUGH, as_version=4)
+    for cell in code_cells(notebook):
+        if cell.id in cells:
+            exec(re.sub("^[!%].*", "", cell.source, flags=re.MULTILINE), names)
+    return names
+
+
+@pytest.mark.parametrize("case", GPUS.strip().splitlines())
+def test_the_gpu_chooses_the_flags(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about, _, flags = case.partition(": ")
+    model, gpu, tokens = about.split(", ")
+    monkeypatch.setenv("GTPO_NOTEBOOK_MODEL", model)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: gpu)
+    names = run_cells({}, "settings", "machine")
+    saved = "" if model == "tiny" else "--save_steps 20 --save_total_limit 2 "
+    assert " ".join(names["FLAGS"]) == (saved + flags).strip()
+    assert (names["TOKENS"], names["OUTPUTS"]) == (int(tokens), "outputs")
+
+
+def test_on_drive_a_disconnect_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for Colab's module: runs below the mounted Drive; one with a checkpoint is resumed."""
+    mounted: list[str] = []
+    drive = SimpleNamespace(mount=mounted.append)
+    monkeypatch.setitem(sys.modules, "google", SimpleNamespace(colab=SimpleNamespace(drive=drive)))
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(drive=drive))
+    monkeypatch.setenv("GTPO_NOTEBOOK_MODEL", "qwen")
+    names = run_cells({}, "settings", "machine", "plan")
+    assert mounted == ["/content/drive"]
+    assert names["GTPO"].endswith("--output_dir /content/drive/MyDrive/gtpo/notebook-gtpo --overwrite")
+    (tmp_path / "notebook-grpo" / "checkpoint-20").mkdir(parents=True)
+    (tmp_path / "notebook-grpo" / "checkpoint-20" / "files.json").touch()
+    names = run_cells(names | {"OUTPUTS": str(tmp_path)}, "plan")
+    assert names["GRPO"].endswith(f"--output_dir {tmp_path}/notebook-grpo --resume")
+    assert names["GTPO"].endswith("--overwrite")
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """Files that no test uses as people do: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,18 +65,49 @@ def test_batch_scripts_of_slurm(path: Path) -> None:
     assert {"requeue", "open-mode"} <= options.keys() and "/" not in options["output"]  # it must exist
 
 
-def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(tmp_path: Path) -> None:
-    for name, text in ((".venv/bin/activate", ""), ("bin/srun", '#!/bin/bash\nexec "$@"\n')):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+@pytest.fixture
+def sbatch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a batch script in ``tmp_path``, with scripts in place of Slurm's commands and Python."""
+    stand_ins = {
+        "srun": 'exec "$@"',
+        "scontrol": "echo $* >> requeued",
+        "python": "echo $*; [ -e outputs ] || exit 140",
+    }
+    for name, line in stand_ins.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+
+    def run(script: str, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        environment |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_JOB_NAME": "gtpo", "SLURM_JOB_ID": "7"}
+        command = ["bash", str(ROOT / "examples" / "slurm" / script), *argv]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(sbatch: Any, tmp_path: Path) -> None:
     lines = tmp_path / "commands.sh"
     lines.write_text("exit 1\n[ -e done ] || echo $UNSLOTH_COMPILE_LOCATION '#' > second; exit 5  # second; 3 hours\n")
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "1"}
-    script = ROOT / "examples" / "slurm" / "array.sbatch"
-    done = subprocess.run(["bash", script, lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = sbatch("array.sbatch", "commands.sh", SLURM_ARRAY_TASK_ID="2")
     assert done.returncode == 5, done.stderr
     assert (tmp_path / "second").read_text() == "unsloth_compiled_cache/2 #\n"
+
+
+def test_a_job_of_one_gpu_is_requeued_and_resumes(sbatch: Any, tmp_path: Path) -> None:
+    """The first start ends as SIGUSR2 ends it, the second finds a checkpoint."""
+    first = sbatch("one_gpu.sbatch", "--model", "llama")
+    assert first.returncode == 140, first.stderr
+    assert first.stdout == "train_gtpo.py --model llama --output_dir outputs/gtpo-7 --overwrite\n"
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    checkpoint = tmp_path / "outputs" / "gtpo-7" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "files.json").touch()
+    second = sbatch("one_gpu.sbatch", "--model", "llama")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == "train_gtpo.py --model llama --output_dir outputs/gtpo-7 --resume outputs/gtpo-7\n"
 
 
 def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path) -> None:
@@ -112,5 +146,8 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     left = [name for name, path in files.items() if placeholders.search(path.read_text(errors="replace"))]
     assert [str(name) for name in left] == ["Makefile"]  # which explains the command
     assert not [name for name, path in files.items() if "somebody/a.fork" in path.read_text(errors="replace")]
+    notes = [name for name, path in files.items() if "Not published yet" in path.read_text(errors="replace")]
+    assert notes == []  # which README and the walkthrough have until then
+    json.loads((tmp_path / "notebooks" / "gtpo_colab.ipynb").read_text())
     named = {str(name) for name, path in files.items() if "other/name" in path.read_text(errors="replace")}
     assert {"README.md", "pyproject.toml", "CITATION.cff", "notebooks/results.ipynb"} <= named
