@@ -22,7 +22,7 @@ BASH = [
 MAX_LINES = 110
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
 RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
-NEEDS_GPU = ("llama", "qwen", "configs/paper/")
+NEEDS_HUB = ("llama", "smol")  # and a GPU, or minutes
 
 
 def test_the_readme_is_short() -> None:
@@ -54,26 +54,21 @@ def test_the_readme_has_the_commands_that_everything_is_built_for(command: str) 
     assert command in README
 
 
-def test_the_trl_script_of_the_readme_is_the_one_that_is_tested() -> None:
-    """tests/docs/test_use_in_your_code.py runs the blocks of docs/use_in_your_code.md."""
-    (block,) = re.findall(r"^```python\n(from datasets.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert block in (ROOT / "docs" / "use_in_your_code.md").read_text()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with rows in the columns that the README names."""
+    """A working directory with the data that the README names."""
     folder = tmp_path_factory.mktemp("readme")
-    rows = "task,gold\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n"
-    (folder / "my_train.csv").write_text(rows)
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "results").symlink_to(ROOT / "results")
+    rows = "prompt,answer\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n"
+    for name in ("my_train.csv", "my_test.csv"):
+        (folder / name).write_text(rows)
+    for name in ("configs", "examples", "results"):
+        (folder / name).symlink_to(ROOT / name)
     return folder
 
 
 def small(words: list[str], data_dir: Path) -> list[str]:
-    """The flags that make a command short, or a dry run where it needs a GPU."""
-    if words[0] != "reproduce.py" and any(name in " ".join(words) for name in NEEDS_GPU):
+    """The flags that make a command short, or a dry run where it needs more than this machine."""
+    if words[0] != "reproduce.py" and any(name in " ".join(words) for name in NEEDS_HUB):
         return ["--dry_run", "--data_dir", str(data_dir)]
     if words[0].startswith("train_"):
         return TRAIN_SMALL if words[0] == "train_sft.py" else TRAIN_SMALL + RL_SMALL
@@ -111,7 +106,7 @@ def test_every_script_runs_as_the_readme_calls_it(
         assert "training rows" in ended.stdout and "GiB" in ended.stdout
     elif words[0].startswith("train_"):
         method = words[0][len("train_") : -len(".py")]
-        assert list((folder / "outputs").glob(f"{method}-*/adapter/adapter_model.safetensors"))
+        assert list((folder / "outputs").glob(f"{method}*/adapter/adapter_model.safetensors"))
         own = "my_" in line  # no benchmark to evaluate on
         suggested = re.findall(r"Evaluate: python (.+)", ended.stderr)
         assert len(suggested) == (0 if own else 1)

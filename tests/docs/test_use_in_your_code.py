@@ -14,12 +14,13 @@ from helpers.scripts import ROOT
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
+README = (ROOT / "README.md").read_text()
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-def section(title: str, language: str) -> list[str]:
+def section(title: str, language: str, page: str = PAGE) -> list[str]:
     """The code blocks of a language under a heading."""
-    part = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    part = re.split(r"^## ", page, flags=re.MULTILINE)
     (text,) = (text for text in part if text.startswith(title))
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -54,15 +55,19 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
     assert not (tmp_path / "run" / "merged").exists()
-    serve, merge = section("Serve and share", "bash")[0].splitlines()
+    serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
     assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
     argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
     run(tmp_path, *argv, "--reward", "my_reward.py:concise")
     assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no further step
-    (load,) = section("Serve and share", "python")
-    (tmp_path / "load.py").write_text(load.replace("outputs/RUN", "run") + "print(model.peft_config['default'].r)\n")
-    assert run(tmp_path, "load.py").split()[-1] == "16"  # the preset for a CPU
+    load, table = section("Serve and share", "python")
+    table = table.replace("accuracy_reward", "concise")  # the column of this reward
+    script = f"{load}print(model.peft_config['default'].r)\n{table}print(len(table), len(table.columns))\n"
+    (tmp_path / "load.py").write_text(script.replace("outputs/RUN", "run"))
+    shown = run(tmp_path, "load.py").splitlines()
+    assert shown[0] == "16"  # the preset for a CPU
+    assert shown[-1] == "8 11"  # completions; without the answers that `accuracy` needs a column less
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
@@ -77,7 +82,7 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
 
 
 def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
-    (script,) = section("One file for a TRL script", "python")
+    (script,) = section("In a TRL script", "python", README)
     for name in ("examples/gtpo_trl.py", "gtpo_loss.py"):
         shutil.copy(ROOT / name, tmp_path)
     cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", save_steps=2, per_device_train_batch_size=4, '
@@ -101,9 +106,23 @@ def test_callbacks_of_any_grpo_run(tiny: Path, tmp_path: Path, installed: Path) 
 
 
 def test_the_loss_alone(tmp_path: Path, installed: Path) -> None:
-    (script,) = section("The loss alone", "python")
+    script = (ROOT / "examples" / "own_loop.py").read_text()
     checks = "\nassert (weights[:2, :2] == 2).all() and (weights[2:, :2] == 0).all() and hidden.grad.norm() > 0\n"
     checks += "assert (hidden.grad[2:, :2] == 0).all() and hidden.grad[:, 2:].any()\n"
     checks += "import sys\nassert not sys.modules.keys() & {'trl', 'transformers', 'peft'}\n"  # only PyTorch
     (tmp_path / "mine.py").write_text(script + checks)
     assert "filtered_fraction" in run(tmp_path, "mine.py", installed=installed)
+
+
+def test_an_objective_of_your_own(tmp_path: Path) -> None:
+    """From file to page, with fewer and shorter runs."""
+    title = "Try your own objective"
+    (tmp_path / "my_objective.py").write_text(section(title, "python")[0])
+    (commands,) = section(title, "bash")
+    train, compare = (line.partition(" #")[0].split()[1:] for line in commands.splitlines())
+    run(tmp_path, str(ROOT / train[0]), *train[1:], "--max_steps", "2", "--max_completion_length", "8")
+    assert list(tmp_path.glob("outputs/Mine-tiny-arithmetic-*/adapter"))
+    small = ["--n_seeds", "1", "--steps", "2", "--problems", "4"]
+    run(tmp_path, *compare[:-4], *small, installed=ROOT)
+    page = (tmp_path / "outputs" / "study" / "compare" / "comparison.md").read_text()
+    assert "| measure | GRPO | my_objective-Mine | difference ± 95 % | seeds | exact p |" in page
