@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from helpers.scripts import ROOT, Ended
+from pytest import TempPathFactory, fixture, mark
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
-PAST = [ROOT / "docs" / "log.md"]  # names what was there at the time
+PAST = [ROOT / "docs/log.md"]  # names what was there at the time
 SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
 OTHER_PROGRAMS = {
     "rdzv_backend",
@@ -23,7 +23,7 @@ OTHER_PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     for link in links:
@@ -47,7 +47,7 @@ def file_named(name: str, *places: str) -> Path:
 
 
 def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "method.md").read_text().partition("## From the paper to the code")[2]
+    text = (ROOT / "docs/method.md").read_text().partition("## From the paper to the code")[2]
     tests = re.findall(r"`([\w/]*test_\w+)(?:\.py)?::(test_\w+)`", text)
     assert len(tests) > 40
     for file, name in tests:
@@ -61,7 +61,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_the_text_exist(page: Path) -> None:
     """Paths of the repository, `gtpo/training/trainer.py` or `tests/grading/`; bare names may be files of a user."""
     places = "gtpo|study|tests|configs|docs|benchmarks|examples|requirements|notebooks"
@@ -70,15 +70,15 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
 
 
 def test_every_script_and_directory_of_the_root_is_in_the_architecture() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs/architecture.md").read_text()
     made = re.compile(r"\..*|__pycache__|.*\.egg-info|build|figures|outputs|unsloth_compiled_cache|wandb")  # not in git
     names = [path.name for path in ROOT.glob("*.py")]
     names += [f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not made.fullmatch(path.name)]
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-@pytest.fixture(scope="module")
-def flags_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], set[str]]:
+@fixture(scope="module")
+def flags_of(run_script: Callable[..., Ended], tmp_path_factory: TempPathFactory) -> Callable[[str], set[str]]:
     """The flags in the complete help of a script, requested once."""
     flags: dict[str, set[str]] = {}
 
@@ -93,15 +93,9 @@ def flags_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPath
     return ask
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in PAST], ids=lambda page: page.name)
-def test_every_flag_of_a_command_exists(page: Path, flags_of: Callable[[str], set[str]]) -> None:
-    text = page.read_text().replace("\\\n", " ")
-    for script, words in re.findall(r"(?<![\w/])((?:examples/)?\w+\.py) ((?:[^`#\n]*))", text):
-        if script in SCRIPTS:
-            assert set(re.findall(r"--(\w+)", words)) <= flags_of(script), f"{script} {words}"
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in PAST], ids=lambda page: page.name)
+@mark.parametrize("page", [page for page in PAGES if page not in PAST], ids=lambda page: page.name)
 def test_every_flag_in_the_text_exists(page: Path, flags_of: Callable[[str], set[str]]) -> None:
+    """Those of blocks are taken by their scripts: tests/docs/test_docs_commands.py."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     known = OTHER_PROGRAMS.union(*map(flags_of, SCRIPTS))
-    assert [name for name in re.findall(r"`--(\w+)", page.read_text()) if name not in known] == []
+    assert [name for name in re.findall(r"--(\w+)", text) if name not in known] == []

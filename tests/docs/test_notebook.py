@@ -6,23 +6,22 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import nbformat
-import pytest
 from helpers.notebooks import RESULTS, WALKTHROUGH, clean, code_cells, execute
 from helpers.scripts import ROOT
 from nbclient.exceptions import CellExecutionError
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 STEPS = 2
 GPUS = """
-tiny, Tesla T4, 64
-qwen, Tesla T4, 512: --use_vllm false --max_prompt_length 1024 --max_completion_length 512
-llama, Tesla T4, 1500: --gpu_memory_utilization 0.58
-llama, NVIDIA L4, 1500: --gpu_memory_utilization 0.6
-qwen, NVIDIA L4, 1500
-llama, NVIDIA A100-SXM4-40GB, 1500
+qwen, Tesla T4, 512, --use_vllm false --max_prompt_length 1024 --max_completion_length 512
+llama, Tesla T4, 1500, --gpu_memory_utilization 0.58
+llama, NVIDIA L4, 1500, --gpu_memory_utilization 0.6
+qwen, NVIDIA L4, 1500, --save_steps 20 --save_total_limit 2
+llama, NVIDIA A100-SXM4-40GB, 1500, --save_steps 20 --save_total_limit 2
 """
 WITHOUT_TRL = """
 import importlib.util
@@ -36,7 +35,7 @@ def kinds(cell: Any) -> list[str]:
     return ["text" if output.output_type == "stream" else " ".join(sorted(output.data)) for output in cell.outputs]
 
 
-@pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
 def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
     """Neither paths nor times; `make notebooks` stores them."""
     stored = nbformat.read(path, as_version=4)
@@ -51,8 +50,8 @@ def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
     assert stored.metadata.kernelspec.name == "python3" and "widgets" not in stored.metadata
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+@mark.slow
+@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
 def test_it_clones_what_is_missing_and_installs_next_to_the_image(path: Path, tmp_path: Path) -> None:
     """Its first cells as on Colab: no files, no TRL. `git` and `uv` are scripts that note how they are called."""
     called = tmp_path / "called"
@@ -71,8 +70,8 @@ def test_it_clones_what_is_missing_and_installs_next_to_the_image(path: Path, tm
     assert uv[1:] == installed and all(line.endswith(" .venv") for line in uv[:1])
 
 
-@pytest.fixture(scope="module")
-def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+@fixture(scope="module")
+def executed(tiny: Path, tmp_path_factory: TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A copy of the repository in which the walkthrough ran, started in notebooks/; and its cells by id, as stored."""
     folder = tmp_path_factory.mktemp("repository")
     for file in ROOT.glob("*.py"):
@@ -90,7 +89,7 @@ def stored_cells(notebook: Any) -> dict[str, Any]:
     return {cell.id: cell for cell in code_cells(notebook)}
 
 
-@pytest.mark.slow
+@mark.slow
 def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, cells = executed
     for method in ("gtpo", "grpo"):
@@ -98,63 +97,43 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
         logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in logged if "loss" in line] == list(range(1, STEPS + 1))
         assert [line["step"] for line in logged if "eval_loss" in line] == list(range(STEPS + 1))
-        assert (run / "adapter" / "adapter_model.safetensors").is_file()
+        assert (run / "adapter/adapter_model.safetensors").is_file()
         assert "<table" in (run / "report.html").read_text()
     assert not [path.name for path in (folder / "notebooks").iterdir()]  # all files are below the root
     assert cells["install"].outputs == [] and not [*folder.rglob(".git"), *folder.rglob(".venv")]  # all was there
 
 
-@pytest.mark.slow
+@mark.slow
 def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: Path) -> None:
     """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}"}
     settings["PIP_NO_INDEX"] = "1"  # if it went on, it would install nothing
-    with pytest.raises(CellExecutionError, match="fix the errors above first") as caught:
+    with raises(CellExecutionError, match="fix the errors above first") as caught:
         execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
     assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
 
 
-def run_cells(names: dict[str, Any], *cells: str) -> dict[str, Any]:
-    """The names after some cells of the walkthrough, without its commands."""
-    notebook = nbformat.read(WALKTHROUGH, as_version=4)
-    for cell in code_cells(notebook):
-        if cell.id in cells:
-            exec(re.sub("^[!%].*", "", cell.source, flags=re.MULTILINE), names)
-    return names
-
-
-@pytest.mark.parametrize("case", GPUS.strip().splitlines())
-def test_the_gpu_chooses_the_flags(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about, _, flags = case.partition(": ")
-    model, gpu, tokens = about.split(", ")
+@mark.parametrize("case", GPUS.strip().splitlines())
+def test_colab_chooses_flags_by_gpu_and_resumes_on_drive(case: str, monkeypatch: MonkeyPatch) -> None:
+    """The cells without their commands, with stand-ins for Colab's module and for a checkpoint of GRPO on Drive."""
+    model, gpu, tokens, flags = case.split(", ")
     monkeypatch.setenv("GTPO_NOTEBOOK_MODEL", model)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: gpu)
-    names = run_cells({}, "settings", "machine")
-    saved = "" if model == "tiny" else "--save_steps 20 --save_total_limit 2 "
-    assert " ".join(names["FLAGS"]) == (saved + flags).strip()
-    assert (names["TOKENS"], names["OUTPUTS"]) == (int(tokens), "outputs")
-
-
-def test_on_drive_a_disconnect_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for Colab's module: runs below the mounted Drive; one with a checkpoint is resumed."""
-    mounted: list[str] = []
-    drive = SimpleNamespace(mount=mounted.append)
-    monkeypatch.setitem(sys.modules, "google", SimpleNamespace(colab=SimpleNamespace(drive=drive)))
-    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(drive=drive))
-    monkeypatch.setenv("GTPO_NOTEBOOK_MODEL", "qwen")
-    names = run_cells({}, "settings", "machine", "plan")
-    assert mounted == ["/content/drive"]
+    for name in ("google", "google.colab"):
+        monkeypatch.setitem(sys.modules, name, colab := MagicMock())
+    monkeypatch.setattr("torch.cuda", MagicMock(get_device_name=lambda: gpu))
+    monkeypatch.setattr("glob.glob", lambda pattern: "notebook-grpo/checkpoint-*/files.json" in pattern)
+    names: dict[str, Any] = {}
+    for cell in nbformat.read(WALKTHROUGH, as_version=4).cells:
+        if cell.id in ("settings", "machine", "plan"):
+            exec(re.sub("(?m)^!.*", "", cell.source), names)
+    colab.drive.mount.assert_called_once_with("/content/drive")
+    assert names["TOKENS"] == int(tokens) and names["SHARED"].endswith(flags)
     assert names["GTPO"].endswith("--output_dir /content/drive/MyDrive/gtpo/notebook-gtpo --overwrite")
-    (tmp_path / "notebook-grpo" / "checkpoint-20").mkdir(parents=True)
-    (tmp_path / "notebook-grpo" / "checkpoint-20" / "files.json").touch()
-    names = run_cells(names | {"OUTPUTS": str(tmp_path)}, "plan")
-    assert names["GRPO"].endswith(f"--output_dir {tmp_path}/notebook-grpo --resume")
-    assert names["GTPO"].endswith("--overwrite")
+    assert names["GRPO"].endswith("--output_dir /content/drive/MyDrive/gtpo/notebook-grpo --resume")
 
 
-@pytest.mark.slow
+@mark.slow
 def test_it_shows_what_is_stored(executed: tuple[Path, dict[str, Any]]) -> None:
     """The same kinds of outputs from the same sources; the stored ones are of more steps."""
     _, cells = executed
@@ -169,7 +148,7 @@ def test_it_shows_what_is_stored(executed: tuple[Path, dict[str, Any]]) -> None:
         assert len(output.data["image/png"]) > 5000, name
 
 
-@pytest.mark.slow
+@mark.slow
 def test_the_results_notebook_draws_every_figure_as_stored() -> None:
     cells = stored_cells(execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny"))
     figures = ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6")

@@ -6,20 +6,18 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 from helpers.scripts import ROOT
 from packaging.specifiers import SpecifierSet
+from pytest import mark, skip
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
-SKY = yaml.safe_load((ROOT / "examples" / "sky.yaml").read_text())
-BATCH_SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sbatch"))
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+SKY = yaml.safe_load((ROOT / "examples/sky.yaml").read_text())
+BATCH_SCRIPTS = sorted((ROOT / "examples/slurm").glob("*.sbatch"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 COMMANDS = [
     *(step["run"] for step in STEPS if "run" in step),
@@ -38,10 +36,10 @@ def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
         (installed,) = re.findall(r'-r "?(requirements/.+?\.txt)', text)
         assert [installed.replace("$(uname -m)", machine) for machine in ("x86_64", "aarch64")] == copied.split()
     (pytest_pin,) = re.findall(r"pytest==[\d.]+", DOCKERFILE)
-    assert pytest_pin in (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    assert pytest_pin in (ROOT / "requirements/dev.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@mark.parametrize("command", COMMANDS)
 def test_make_has_the_targets_of_dockerfile_and_workflow(command: str) -> None:
     make, *words = shlex.split(command)
     assert make == "make"
@@ -56,7 +54,7 @@ def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> No
     assert all(version in SpecifierSet(PROJECT["requires-python"]) for version in pythons)
 
 
-@pytest.mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
+@mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
 def test_batch_scripts_of_slurm(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
@@ -65,47 +63,37 @@ def test_batch_scripts_of_slurm(path: Path) -> None:
     assert {"requeue", "open-mode"} <= options.keys() and "/" not in options["output"]  # it must exist
 
 
-@pytest.fixture
-def sbatch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a batch script in ``tmp_path``, with scripts in place of Slurm's commands and Python."""
-    stand_ins = {
-        "srun": 'exec "$@"',
-        "scontrol": "echo $* >> requeued",
-        "python": "echo $*; [ -e outputs ] || exit 140",
-    }
-    for name, line in stand_ins.items():
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-
-    def run(script: str, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        environment |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_JOB_NAME": "gtpo", "SLURM_JOB_ID": "7"}
-        command = ["bash", str(ROOT / "examples" / "slurm" / script), *argv]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    return run
+STAND_INS = """
+srun() { "$@"; }
+scontrol() { echo $* >> requeued; }
+python() { echo $*; [ -e outputs ] || return 140; }
+mkdir -p .venv/bin && touch .venv/bin/activate
+"""
 
 
-def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(sbatch: Any, tmp_path: Path) -> None:
+def sbatch(folder: Path, script: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a batch script as job 7, with functions in place of Slurm's commands and of Python."""
+    names = "export SLURM_JOB_NAME=gtpo SLURM_JOB_ID=7 SLURM_ARRAY_TASK_ID=2"
+    line = f"{STAND_INS}{names}; set -- {shlex.join(argv)}; source {ROOT}/examples/slurm/{script}"
+    return subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+
+
+def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(tmp_path: Path) -> None:
     lines = tmp_path / "commands.sh"
     lines.write_text("exit 1\n[ -e done ] || echo $UNSLOTH_COMPILE_LOCATION '#' > second; exit 5  # second; 3 hours\n")
-    done = sbatch("array.sbatch", "commands.sh", SLURM_ARRAY_TASK_ID="2")
+    done = sbatch(tmp_path, "array.sbatch", "commands.sh")
     assert done.returncode == 5, done.stderr
     assert (tmp_path / "second").read_text() == "unsloth_compiled_cache/2 #\n"
 
 
-def test_a_job_of_one_gpu_is_requeued_and_resumes(sbatch: Any, tmp_path: Path) -> None:
+def test_a_job_of_one_gpu_is_requeued_and_resumes(tmp_path: Path) -> None:
     """The first start ends as SIGUSR2 ends it, the second finds a checkpoint."""
-    first = sbatch("one_gpu.sbatch", "--model", "llama")
+    first = sbatch(tmp_path, "one_gpu.sbatch", "--model", "llama")
     assert first.returncode == 140, first.stderr
     assert first.stdout == "train_gtpo.py --model llama --output_dir outputs/gtpo-7 --overwrite\n"
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
-    checkpoint = tmp_path / "outputs" / "gtpo-7" / "checkpoint-2"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "files.json").touch()
-    second = sbatch("one_gpu.sbatch", "--model", "llama")
+    (tmp_path / "outputs/gtpo-7/checkpoint-2/files.json").mkdir(parents=True)
+    second = sbatch(tmp_path, "one_gpu.sbatch", "--model", "llama")
     assert second.returncode == 0, second.stderr
     assert second.stdout == "train_gtpo.py --model llama --output_dir outputs/gtpo-7 --resume outputs/gtpo-7\n"
 
@@ -116,8 +104,8 @@ def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path
     for expected in ("--overwrite true", "--resume outputs/llama"):
         shown = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         assert shown.split()[0] == "train_gtpo.py" and shown.strip().endswith(expected)
-        (tmp_path / "outputs" / "llama" / "checkpoint-2").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "outputs" / "llama" / "checkpoint-2" / "files.json").touch()
+        (tmp_path / "outputs/llama/checkpoint-2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "outputs/llama/checkpoint-2/files.json").touch()
     assert "~/sky_workdir/outputs" in SKY["file_mounts"]
 
 
@@ -135,7 +123,7 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     placeholders = re.compile(r"OWNER/REPOSITORY|URL-OF-THIS-REPOSITORY")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a git checkout")
+        skip("not a git checkout")
     for name in listed.stdout.splitlines():
         if (ROOT / name).is_file() and not name.startswith(("results/", "tests/")):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -148,6 +136,6 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     assert not [name for name, path in files.items() if "somebody/a.fork" in path.read_text(errors="replace")]
     notes = [name for name, path in files.items() if "Not published yet" in path.read_text(errors="replace")]
     assert notes == []  # which README and the walkthrough have until then
-    json.loads((tmp_path / "notebooks" / "gtpo_colab.ipynb").read_text())
+    json.loads((tmp_path / "notebooks/gtpo_colab.ipynb").read_text())
     named = {str(name) for name, path in files.items() if "other/name" in path.read_text(errors="replace")}
     assert {"README.md", "pyproject.toml", "CITATION.cff", "notebooks/results.ipynb"} <= named

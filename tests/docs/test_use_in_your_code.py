@@ -8,19 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers.scripts import ROOT
+from pytest import TempPathFactory, fixture, mark
 
-pytestmark = pytest.mark.slow
+pytestmark = mark.slow
 
-PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "README.md").read_text() + (ROOT / "docs/use_in_your_code.md").read_text()
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-def section(title: str, language: str, page: str = PAGE) -> list[str]:
+def section(title: str, language: str) -> list[str]:
     """The code blocks of a language under a heading."""
-    part = re.split(r"^## ", page, flags=re.MULTILINE)
+    part = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     (text,) = (text for text in part if text.startswith(title))
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -34,8 +33,8 @@ def run(directory: Path, *argv: str, installed: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def installed(tmp_path_factory: TempPathFactory) -> Path:
     """A directory with what `pip install` adds: the package and the module, without scripts, rewards and presets."""
     directory = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT / "gtpo", directory / "gtpo", ignore=shutil.ignore_patterns("__pycache__"))
@@ -52,22 +51,20 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     assert python == "python"
     small = ["--max_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5", "--output_dir", "run"]
     run(tmp_path, str(ROOT / script), *flags, *small)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
-    assert not (tmp_path / "run" / "merged").exists()
+    assert not (tmp_path / "run/merged").exists()
     serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
     assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
     argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
     run(tmp_path, *argv, "--reward", "my_reward.py:concise")
-    assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no further step
+    assert (tmp_path / "run/merged/model.safetensors").is_file()
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2  # no further step
     load, table = section("Serve and share", "python")
-    table = table.replace("accuracy_reward", "concise")  # the column of this reward
-    script = f"{load}print(model.peft_config['default'].r)\n{table}print(len(table), len(table.columns))\n"
-    (tmp_path / "load.py").write_text(script.replace("outputs/RUN", "run"))
-    shown = run(tmp_path, "load.py").splitlines()
-    assert shown[0] == "16"  # the preset for a CPU
-    assert shown[-1] == "8 11"  # completions; without the answers that `accuracy` needs a column less
+    script = f"{load}print(model.peft_config['default'].r)\n{table}".replace("outputs/RUN", "run")
+    (tmp_path / "load.py").write_text(script.replace("accuracy_reward", "concise"))  # the column of this reward
+    shown = run(tmp_path, "load.py").split()
+    assert shown[:4] == ["16", "completion", "gold_answer", "concise"]  # the rank of the preset for a CPU
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
@@ -77,18 +74,18 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
     script = script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu)
     (tmp_path / "mine.py").write_text(f"{load}\n{script}\n{inspect}")
     run(tmp_path, "mine.py", installed=installed)
-    assert json.loads((tmp_path / "outputs" / "mine" / "initial_entropy.json").read_text())["prompts"] == 4
+    assert json.loads((tmp_path / "outputs/mine/initial_entropy.json").read_text())["prompts"] == 4
     assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
 
 
 def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
-    (script,) = section("In a TRL script", "python", README)
+    (script,) = section("In a TRL script", "python")
     for name in ("examples/gtpo_trl.py", "gtpo_loss.py"):
         shutil.copy(ROOT / name, tmp_path)
     cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", save_steps=2, per_device_train_batch_size=4, '
     (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu))
     run(tmp_path, "mine.py")
-    state = json.loads((tmp_path / "outputs" / "mine" / "checkpoint-2" / "trainer_state.json").read_text())
+    state = json.loads((tmp_path / "outputs/mine/checkpoint-2/trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if row.get("initial_entropy", 0) > 0] == [0]
 
 
@@ -106,7 +103,7 @@ def test_callbacks_of_any_grpo_run(tiny: Path, tmp_path: Path, installed: Path) 
 
 
 def test_the_loss_alone(tmp_path: Path, installed: Path) -> None:
-    script = (ROOT / "examples" / "own_loop.py").read_text()
+    script = (ROOT / "examples/own_loop.py").read_text()
     checks = "\nassert (weights[:2, :2] == 2).all() and (weights[2:, :2] == 0).all() and hidden.grad.norm() > 0\n"
     checks += "assert (hidden.grad[2:, :2] == 0).all() and hidden.grad[:, 2:].any()\n"
     checks += "import sys\nassert not sys.modules.keys() & {'trl', 'transformers', 'peft'}\n"  # only PyTorch
@@ -118,11 +115,7 @@ def test_an_objective_of_your_own(tmp_path: Path) -> None:
     """From file to page, with fewer and shorter runs."""
     title = "Try your own objective"
     (tmp_path / "my_objective.py").write_text(section(title, "python")[0])
-    (commands,) = section(title, "bash")
-    train, compare = (line.partition(" #")[0].split()[1:] for line in commands.splitlines())
-    run(tmp_path, str(ROOT / train[0]), *train[1:], "--max_steps", "2", "--max_completion_length", "8")
-    assert list(tmp_path.glob("outputs/Mine-tiny-arithmetic-*/adapter"))
-    small = ["--n_seeds", "1", "--steps", "2", "--problems", "4"]
-    run(tmp_path, *compare[:-4], *small, installed=ROOT)
-    page = (tmp_path / "outputs" / "study" / "compare" / "comparison.md").read_text()
+    compare = section(title, "bash")[0].splitlines()[1].partition("--n_seeds")[0]
+    run(tmp_path, *compare.split()[1:], "--n_seeds", "1", "--steps", "2", "--problems", "4", installed=ROOT)
+    page = (tmp_path / "outputs/study/compare/comparison.md").read_text()
     assert "| measure | GRPO | my_objective-Mine | difference ± 95 % | seeds | exact p |" in page
