@@ -116,6 +116,6 @@ def test_an_objective_of_your_own(tmp_path: Path) -> None:
     title = "Try your own objective"
     (tmp_path / "my_objective.py").write_text(section(title, "python")[0])
     compare = section(title, "bash")[0].splitlines()[1].partition("--n_seeds")[0]
-    run(tmp_path, *compare.split()[1:], "--n_seeds", "1", "--steps", "2", "--problems", "4", installed=ROOT)
+    run(tmp_path, *compare.split()[1:], "--n_seeds", "1", "--steps", "2", "--problems", "4", "--dirty", installed=ROOT)
     page = (tmp_path / "outputs/study/compare/comparison.md").read_text()
     assert "| measure | GRPO | my_objective-Mine | difference ± 95 % | seeds | exact p |" in page
