@@ -25,7 +25,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -765,7 +765,7 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     if missing:
         lines.append("")
-        lines += textwrap.wrap(f"Stages that no GPU has run: {', '.join(missing)}.", 140)
+        lines += wrap(f"Stages that no GPU has run: {', '.join(missing)}.", 140)
     rows = [row for report in reports for row in measured_rows(report)]
     if rows:
         header = "| GPU | model | stage | tokens | seconds of a step | tokens/s | GiB used | estimated |"
