@@ -752,7 +752,7 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
     """What each report was made with, the verdicts by stage and GPU, and the measured steps."""
     if not reports:
         return "Nothing has been run on a GPU yet; `python benchmarks/first_light.py --help` lists the stages."
-    lines = [made_with(report) for report in reports] + [""]
+    lines = [*map(made_with, reports), ""]
     names = [report["environment"]["gpu"] for report in reports]
     lines += [f"| stage | {' | '.join(names)} |", "|---" * len(names) + "|---|"]
     missing = []
