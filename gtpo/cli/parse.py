@@ -209,7 +209,7 @@ def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
     objective = flags.get("objective") or stored.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
-    for name in {"objective", "reward"} - flags.keys():
+    for name in sorted({"objective", "reward"} - flags.keys()):
         value = stored.get(name, [])
         words = [str(each) for each in (value if isinstance(value, list) else [value])]
         code = [word for word in words if ":" in word]
@@ -230,8 +230,9 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
     if "resume" not in flags:
         return None
     output_dir = flags.get("output_dir")
-    if flags["resume"]:
-        run = existing_run(flags["resume"])
+    name = flags["resume"]
+    if name is not None:
+        run = existing_run(name)
         if output_dir and run.path != Path(output_dir):
             raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {output_dir}.")
     elif output_dir:
@@ -258,11 +259,11 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
 
     settings = read_yaml(preset)
     adapted: dict[str, Any] = {}
-    has_gpu = torch.cuda.is_available()
     if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
         adapted = {"use_cpu": False, "bf16": True}
         settings |= adapted
-    if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+    gpu = torch.cuda
+    if settings.get("bf16") and gpu.is_available() and not gpu.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
     name = settings.get("model", "tiny")
     is_own_model = start.model in (name, MODEL_ALIASES[name]) and not start.adapter

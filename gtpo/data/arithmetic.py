@@ -24,11 +24,11 @@ def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2,
     seen: set[str] = set()
     while len(seen) < size:
         row = _word_problem(generator, generator.choice(steps))
-        in_test = zlib.crc32(row["question"].encode()) % 5 == 0  # a fifth of all problems is for testing
-        if row["question"] in seen or in_test != (split == "test"):
-            continue
-        seen.add(row["question"])
-        yield row
+        question = row["question"]
+        in_test = zlib.crc32(question.encode()) % 5 == 0  # a fifth of all problems is for testing
+        if question not in seen and in_test == (split == "test"):
+            seen.add(question)
+            yield row
 
 
 def _word_problem(generator: random.Random, steps: int) -> Row:
@@ -42,15 +42,16 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
         if operation == "+":
             number = generator.randint(1, 9)
             result = total + number
-            story.append(f"{name} finds {number} more.")
+            event = f"finds {number} more"
         elif operation == "-":
             number = generator.randint(1, min(total - 1, 9))
             result = total - number
-            story.append(f"{name} gives away {number}.")
+            event = f"gives away {number}"
         else:
             number = generator.randint(2, 3)
             result = total * number
-            story.append(f"{name} gets {number} times as many.")
+            event = f"gets {number} times as many"
+        story.append(f"{name} {event}.")
         working.append(f"{total} {operation} {number} = {result}")
         total = result
     question = f"{' '.join(story)} How many {thing} does {name} have?"

@@ -233,10 +233,8 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
-    problems = []
-    for i, row in enumerate(_rows_of(name, "test", data_dir)):
-        problems.append(Problem(f"{name}/{i}", row["question"], row["gold"]))
-    return problems
+    rows = _rows_of(name, "test", data_dir)
+    return [Problem(f"{name}/{number}", row["question"], row["gold"]) for number, row in enumerate(rows)]
 
 
 def load_user_benchmark(

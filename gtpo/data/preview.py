@@ -59,11 +59,11 @@ def check_first_rows(
         return  # Mistral's own, which renders and decodes in its own way
     step = math.ceil(len(prompts) / MOST_ROWS)
     chosen = range(0, len(prompts), step)
-    faults = {}
+    faults = []
     for row in chosen:
         seen = look(tokenizer, prompts[row], golds[row], settings, scored)
         if seen.fault:
-            faults[row] = seen.fault
+            faults.append((row, seen.fault))
         elif row == 0 and settings.format.has_empty_block(seen.completion):
             _, end, *_ = settings.format_tags
             begun, _, _ = seen.completion.partition(end)
@@ -71,8 +71,8 @@ def check_first_rows(
             logger.warning("%s%r", text, begun + end)
     if not faults:
         return
-    first = min(faults)
-    text = f"{faults[first]} (prompt {first + 1} of {len(prompts)}; --dry_run shows a prompt and its completion)"
+    row, fault = faults[0]
+    text = f"{fault} (prompt {row + 1} of {len(prompts)}; --dry_run shows a prompt and its completion)"
     if len(faults) == len(chosen):
         raise UsageError(f"{text}.")
     logger.warning("%d of %d rows that were tried cannot earn the full reward: %s", len(faults), len(chosen), text)

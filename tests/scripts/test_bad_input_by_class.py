@@ -52,7 +52,7 @@ TRAINED = """
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
 QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
 QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--tags", "<a> </a> <a>> </b>"]]
-QUOTED += [["--run_name", "x\ny"], ["--system_prompt", " "], ["--config", ""]]
+QUOTED += [["--run_name", "x\ny"], ["--system_prompt", " "], ["--config", ""], ["--resume", ""]]
 ASKED = '"prompt": "a", "answer": "1"'
 DATA: dict[str, str | bytes] = {
     "empty.jsonl": "",
