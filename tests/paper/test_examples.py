@@ -29,7 +29,15 @@ for label, answer in (("base-tiny", 0), ("demo-gtpo", 8)):
     rows = [{"id": f"arithmetic/{i}", "completion": f"<answer>{answer}</answer>"} for i in range(4)]
     (output / label / "arithmetic.jsonl").write_text("\\n".join(map(json.dumps, [{"settings": {}}, *rows])))
 """
-NAMES = ("accuracy", "formatting")
+TRAIN = """
+run = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+run.mkdir(parents=True)
+stored = {"git_revision": "0123abc", "gpus": [], "cpu_count": 2, "packages": {"torch": "2.13", "trl": "1.14"}}
+(run / "environment.json").write_text(json.dumps(stored))
+(run / "initial_entropy.json").write_text('{"initial_entropy": 0.4236}')
+(run / "metrics.jsonl").write_text('{"step": 1}\\n{"step": 2}\\n')
+"""
+OUTPUTS = {"train_gtpo.py": TRAIN, "evaluate.py": EVALUATE, "figures.py": ""}
 VALUES = (12.5, 50.0, 25.0, 100.0)
 
 
@@ -39,8 +47,8 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "demo.py").write_text(DEMO.read_text())
     (tmp_path / "gtpo").symlink_to(ROOT / "gtpo")
-    for name in ("train_gtpo.py", "evaluate.py", "figures.py"):
-        (tmp_path / name).write_text(RECORD.replace("{name}", name) + EVALUATE * (name == "evaluate.py"))
+    for name, output in OUTPUTS.items():
+        (tmp_path / name).write_text(RECORD.replace("{name}", name) + output)
     return tmp_path
 
 
@@ -77,6 +85,14 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert f"How many apples does Tom have?  {shown}" in done.stdout
     assert done.stdout.count("\n  before  ") == 1  # the others are wrong after the training too
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
+    report = repository / "outputs" / "demo-s5" / "report.md"
+    assert done.stdout.rstrip().endswith("machine: outputs/demo-s5/report.md")
+    page = report.read_text()
+    assert "git revision 0123abc, seed 5, 2 CPU cores, torch 2.13, trl 1.14." in page and "0.424 nats" in page
+    assert "| accuracy | greedy | 12.5 | 50.0 |" in page and "| formatting | sampled | 25.0 | 100.0 |" in page
+    assert "(right answer: 8)\n\n* before: `<answer>0</answer>`\n* after: `<answer>8</answer>`" in page
+    assert f"| train | 0.0 | `python train_gtpo.py {training} --output_dir outputs/demo-s5/gtpo` |" in page
+    assert "2 steps in 0.0 minutes" in page and page.count("\n| evaluate, ") == 2
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
 
