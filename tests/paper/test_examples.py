@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, fixture, mark
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "demo.py"
@@ -41,7 +41,7 @@ OUTPUTS = {"train_gtpo.py": TRAIN, "evaluate.py": EVALUATE, "figures.py": ""}
 VALUES = (12.5, 50.0, 25.0, 100.0)
 
 
-@pytest.fixture
+@fixture
 def repository(tmp_path: Path) -> Path:
     """A copy of the demo beside scripts that record their command line."""
     (tmp_path / "examples").mkdir()
@@ -58,8 +58,8 @@ def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.Co
     return subprocess.run(command, cwd=cwd or repository, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cwd", [".", "examples"])
+@mark.slow
+@mark.parametrize("cwd", [".", "examples"])
 def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def test_demo_stops_where_a_script_fails(repository: Path) -> None:
     assert len((repository / "calls.jsonl").read_text().splitlines()) == 1
 
 
-def test_required_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_word(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import required_word
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value, write_run
 from helpers.results import results_of
+from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
 from gtpo.errors import UsageError
 from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
@@ -44,13 +44,13 @@ def test_drawn_values_are_the_logged_ones() -> None:
 
 def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0, 6.0, 3.0], 2) == [1.0, 1.5, 4.0, 4.5]
-    assert smooth([1.0, 2.0, 6.0, 3.0], 3) == [1.0, 1.5, 3.0, pytest.approx(11 / 3)]
+    assert smooth([1.0, 2.0, 6.0, 3.0], 3) == [1.0, 1.5, 3.0, approx(11 / 3)]
     assert smooth([1.0, 2.0], 1) == [1.0, 2.0]
     assert smooth([4.0, 2.0], 100) == [4.0, 3.0]
     assert smooth([], 5) == []
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     ("row", "panels"),
     [
         ({"accuracy": 1.0, "entropy": 0.1, "rewards/accuracy_reward/mean": 1.0}, ["accuracy", "entropy"]),
@@ -76,14 +76,14 @@ def test_step_without_a_metric_is_skipped() -> None:
 
 
 def test_runs_with_the_same_name_need_labels(
-    tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_figures: Callable[..., None], monkeypatch: MonkeyPatch
 ) -> None:
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
     monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda *a: seen.append(a) or plot_training(*a))
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
-    with pytest.raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
+    with raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
         run_figures("--runs", *runs, "--output", output)
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B")
     (Path(runs[0]) / "config.yaml").write_text("{model: tiny, gamma: 0.0, entropy_filter: 'off'}")
@@ -95,7 +95,7 @@ def test_runs_with_the_same_name_need_labels(
 # The paper's figures, from small runs on disk
 
 DRAWN = [(name, scale) for scale in ("tiny", "paper") for name in MATRIX["figures"] if groups_of(MATRIX, name, scale)]
-each_figure = pytest.mark.parametrize(("name", "scale"), DRAWN, ids=lambda value: value)
+each_figure = mark.parametrize(("name", "scale"), DRAWN, ids=lambda value: value)
 
 
 def expected_curve(run: str, scale: str, metric: str, window: int) -> tuple[list[float], list[float]]:
@@ -110,7 +110,7 @@ def expected_curve(run: str, scale: str, metric: str, window: int) -> tuple[list
 
 
 @each_figure
-def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(MATRIX[scale], "window", 3)
     spec = MATRIX["figures"][name]
     groups = groups_of(MATRIX, name, scale)
@@ -131,7 +131,7 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
             for line, run in zip(lines.values(), curves.values(), strict=True):
                 x, y = expected_curve(run, scale, metric, window=3)
                 assert list(line.get_xdata()) == x
-                assert list(line.get_ydata()) == pytest.approx(y)
+                assert list(line.get_ydata()) == approx(y)
             bands = [collection.get_datalim(axis.transData) for collection in axis.collections]
             assert len(bands) == (len(curves) if len(SEEDS[scale]) > 2 else 0)
 
@@ -271,7 +271,7 @@ def test_table_1_shows_the_best_variant_beside_the_paper(tmp_path: Path) -> None
         best = max(candidates, key=lambda run: value(run, 3407, "pass", 64))
         for row in shown:
             assert row["run"] == scored_name(MATRIX, "paper", best)
-            assert row["ours"] == pytest.approx(value(best, 3407, row["score"], row["k"]))
+            assert row["ours"] == approx(value(best, 3407, row["score"], row["k"]))
     assert len(table) == 12 * 20
 
 
@@ -296,8 +296,8 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
     assert table["paper"].isna().all() and {*table["seeds"]} == {3}
     first = table.iloc[0]
     values = [value("sft", seed, "pass", 1) for seed in (1, 2, 3)]
-    assert first["ours"] == pytest.approx(statistics.mean(values))
-    assert first["half_width"] == pytest.approx(4.303 * statistics.stdev(values) / math.sqrt(3))
+    assert first["ours"] == approx(statistics.mean(values))
+    assert first["half_width"] == approx(4.303 * statistics.stdev(values) / math.sqrt(3))
     ours = f"{first['ours']:.1f} ± {first['half_width']:.1f}"
     assert f"| rate that learns | SFT (sft) | {ours} |" in table_markdown(table)
     assert "arithmetic_hard, maj@k (%), in any format |" in table_markdown(table)
@@ -309,8 +309,8 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
 def test_command_draws_what_the_runs_allow(
     tmp_path: Path,
     run_figures: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "outputs", "gtpo-g8", 1)
@@ -330,6 +330,6 @@ def test_command_draws_what_the_runs_allow(
     kept = Path("other/tiny/fig5b.png").read_bytes()
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: path.write_text("half") / 0)
     for argv in (("fig5b", "--output", "other"), ("--runs", "outputs/gtpo-g8-s1", "--output", "other/tiny/fig5b.png")):
-        with pytest.raises(ZeroDivisionError):
+        with raises(ZeroDivisionError):
             run_figures(*argv)
         assert Path("other/tiny/fig5b.png").read_bytes() == kept

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from datasets import Dataset
 from helpers import canned
@@ -17,6 +16,7 @@ from helpers.hostile_html import HOSTILE
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
+from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.errors import UsageError
@@ -27,8 +27,8 @@ from gtpo.training.batch import padded_batch
 from gtpo.training.callbacks import MetricsWriter
 
 
-@pytest.fixture(scope="module")
-def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: TempPathFactory) -> Path:
     """A run of two steps in micro-batches, with its completions table and metrics."""
     directory = tmp_path_factory.mktemp("run")
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
@@ -51,7 +51,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
     masks = naive_conflict_mask(canned_group(0), advantages, GROUP)
     assert 0 < sum(delta) < GROUP
     for i, (row, ids) in enumerate(zip(rows, canned_group(0), strict=True)):
-        assert row["entropy"] == pytest.approx(entropy[i], abs=1e-4)
+        assert row["entropy"] == approx(entropy[i], abs=1e-4)
         assert row["delta"] == delta[i]
         inside = "".join(row["completion"][start:end] for start, end in row["conflicts"])
         marked = [token for token, conflict in zip(ids, masks[i], strict=True) if conflict]
@@ -59,7 +59,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
 
 
 def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """With micro-batches, whose rows TRL shuffles; a third of the completions lacks the end token."""
     whole = canned.canned_group
@@ -125,11 +125,11 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run
     assert section.count("2 &lt; 3?") == 1 and "One completion each" not in page
     (copy / "config.yaml").rename(tmp_path / "other.yaml")
     (copy / "config.yaml").symlink_to(tmp_path / "other.yaml")
-    with pytest.raises(UsageError, match="is a link"):
+    with raises(UsageError, match="is a link"):
         write_report(copy)
 
 
-@pytest.mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
+@mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
 def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
@@ -146,9 +146,9 @@ def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Pat
     assert skipped.weights == [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]]  # --conflict_positive_weight 1
 
 
-@pytest.mark.parametrize("kind", ["truncated", "entropy missing"])
+@mark.parametrize("kind", ["truncated", "entropy missing"])
 def test_an_unreadable_table_is_skipped_with_a_warning(
-    kind: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, run: Path, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     """After a kill while it was written, or before compute_loss filled it in."""
     copy = shutil.copytree(run, tmp_path / "run")
@@ -176,7 +176,7 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
     assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@mark.parametrize("text", HOSTILE)
 def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path: Path) -> None:
     """Run name, model, data, every setting, reward names, and every text of a table of completions."""
     copy = shutil.copytree(run, tmp_path / "run")
@@ -238,7 +238,6 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     base = "base model meta-llama/Llama-3.1-8B-Instruct"
     head = f"<p>Last step on 5 March 2026 · {base} · git revision 0123456789ab-dirty</p>"
     assert head in write_report(copy).read_text()
-    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
     assert "reward_parity" in page and "cut off at" not in page
     (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
