@@ -135,16 +135,11 @@ def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
 def test_the_last_lines_of_a_run(tmp_path: Path) -> None:
     """Scores wrap at 80 columns between words, files that exist are named, and a path with a space is quoted."""
     run = tmp_path / "a run"
-    (run / "adapter").mkdir(parents=True)
-    long = {f"rewards__{name}__mean": 2.0 for name in ("of_the_first_file", "of_the_second_file", "of_the_third_file")}
-    lines = end_lines(settings_of(run), [row(step, **long) for step in range(1, 41)], 80.4)
-    assert lines == [
+    run.mkdir()
+    long = dict.fromkeys([f"rewards__of_the_{name}_file__mean" for name in ("first", "second", "third")], 2.0)
+    assert end_lines(settings_of(run), [row(step, **long) for step in range(1, 41)], 80.4) == [
         f"Run finished (0:01:20): {run}",
         "Means of the first and last 10 logged steps: cut off 25.0 -> 25.0 %, a 1 -> 1,",
         "  of_the_first_file 2 -> 2, of_the_second_file 2 -> 2, of_the_third_file 2 -> 2",
-        f"Adapter: {run}/adapter",
         f"Evaluate: python evaluate.py --benchmarks arithmetic --runs '{run}'",
     ]
-    own = settings_of(run)
-    own.data.dataset = "mine.jsonl"
-    assert end_lines(own, [row(1)], None)[-1] == f"Use it: {run}/adapter/README.md has a quick start"
