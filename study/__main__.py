@@ -26,46 +26,26 @@ from paper.runner import slots_of
 from paper.slurm import run_missing
 from paper.states import table
 from rewards import rewards_in
-from study.bench import Comparison, known_comparisons, numbers_of, pick, read_experiments, settings_of
+from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
 from study.mechanism import measure, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
 from study.page import write_page as write_pages
 
 Flags = argparse.Namespace
-HELPS = {
-    "compare": "objectives, paired by seed: runs, scores, one page",
-    "smol": "the runs of SmolLM2: compare smol",
-    "collapse": "GTPO and GRPO with the published optimizer: compare published",
-    "headroom": "GTPO and GRPO from a base whose mode is wrong: compare plain",
-    "mechanism": "one update of each objective",
-    "claim": "single claims, with other seeds",
-    "page": "results/ and the generated pages",
-}
-NAMED = {"smol": "smol", "collapse": "published", "headroom": "plain"}  # command -> comparison
-OF_ANY_COMPARISON = {"name", "seeds", "output_dir", "plan", "dirty", "jobs", "gpus"}  # also of a planned one
 
 
 def parser() -> argparse.ArgumentParser:
+    """The commands of study/experiments.yaml."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    added = {name: commands.add_parser(name, help=text, allow_abbrev=False) for name, text in HELPS.items()}
-    for flag, options in read_experiments()["flags"].items():
-        added["compare"].add_argument(flag, **options)
-        if flag.startswith("--") and flag[2:] in OF_ANY_COMPARISON:
-            for name in NAMED:
-                added[name].add_argument(flag, **options)
-    for name, comparison in NAMED.items():
-        added[name].set_defaults(name=comparison)
-    added["claim"].add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
-    added["claim"].add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
-    add = added["mechanism"].add_argument
-    add("--policy", metavar="NAME", help="measure only this policy, in this process")
-    add("--only", nargs="+", default=[""], metavar="PART", help="only names with such a part")
-    for name in HELPS.keys() - {"page"}:
-        added[name].add_argument("--jobs", type=int, metavar="N", help="runs at the same time")
-        added[name].add_argument("--list", action="store_true", help="print states and costs, and exit")
+    for name, spec in read_experiments()["commands"].items():
+        command = commands.add_parser(name, help=spec["help"], allow_abbrev=False)
+        command.set_defaults(name=spec.get("comparison"))
+        for flag, options in spec["flags"].items():
+            kind = {"type": int} if "type" in options else {}
+            command.add_argument(flag, **{**options, **kind})
     return parser
 
 
@@ -92,18 +72,19 @@ def compare(flags: Flags) -> list[str]:
 def comparison_of(flags: Flags) -> Comparison:
     """A comparison by its name in study/experiments.yaml, or of the other flags."""
     directory = flags.output_dir and Path(flags.output_dir)
-    keys = {flag.removeprefix("--") for flag in read_experiments()["flags"]} - OF_ANY_COMPARISON
-    given = {key: value for key, value in vars(flags).items() if key in keys and value is not None}
+    commands = read_experiments()["commands"]
+    given = {}
+    for flag in commands["compare"]["flags"].keys() - commands["smol"]["flags"].keys() - {"name"}:
+        key = flag.removeprefix("--")
+        if value := getattr(flags, key, None):
+            given[key] = value
     if flags.name:
         if given:
-            raise UsageError(
-                f"--{min(given)}: {flags.name} is planned in study/experiments.yaml; only --seeds may be given."
-            )
-        return Comparison(flags.name, pick("comparison", flags.name, known_comparisons()), directory)
-    if flags.seeds:
-        given["seeds"] = flags.seeds
+            planned = f"{flags.name} is planned in study/experiments.yaml; only --seeds may be given."
+            raise UsageError(f"--{min(given)}: {planned}")
+        return known_comparison(flags.name, directory)
     given["set"] = settings_of(flags.set or ())
-    return Comparison("", given, directory)
+    return Comparison("", given | {"seeds": flags.seeds}, directory)
 
 
 def page(flags: Flags) -> list[str]:

@@ -1,8 +1,8 @@
 """A comparison of objectives: its arms, bases, rates and seeds, and the runs and evaluations that it needs."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,15 @@ from paper.results import GREEDY, Results
 from study import SETTINGS
 from study.comparison import best_of, rate_rows
 
-EXPERIMENTS = Path(__file__).parent / "experiments.yaml"
 RESULTS = Path("results")
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
+Spec = Mapping[str, Any]  # of study/experiments.yaml
 
 
 @cache
 def read_experiments() -> dict[str, Any]:
     """study/experiments.yaml."""
-    return read_yaml(EXPERIMENTS)
-
-
-def known_comparisons() -> dict[str, Any]:
-    """Name -> the keys of the comparisons of study/experiments.yaml; two families were an admission without arms."""
-    experiments = read_experiments()
-    every = experiments["comparisons"] | experiments["stored"]
-    return {name: spec for name, spec in every.items() if spec["arms"]}
+    return read_yaml(Path(__file__).with_name("experiments.yaml"))
 
 
 @dataclass(frozen=True)
@@ -41,16 +34,16 @@ class Arm:
     """An objective with its settings.
 
     Attributes:
-        method: Of the script that trains it.
         runs: The names of its runs, with {rate}.
+        method: Of the script that trains it.
     """
 
     name: str
+    runs: str
+    method: str
     label: str
     color: str
-    method: str
-    settings: Mapping[str, Any]
-    runs: str
+    settings: Spec
 
     def run_name(self, rate: str | None) -> str:
         return self.runs.format(rate=rate)
@@ -62,8 +55,8 @@ class Arm:
         objective = self.settings.get("objective")
         if objective is None:
             return False
-        own: Any = getattr(import_named(objective, {}, "objective"), "Settings", object)
-        return own is not object and key in fields_of([own])
+        kind: Any = import_named(objective, {}, "objective")
+        return key in getattr(kind.Settings, "__dataclass_fields__", ())
 
 
 @dataclass(frozen=True)
@@ -71,40 +64,23 @@ class Base:
     """A model that every arm starts from.
 
     Attributes:
-        first: Settings of train_sft.py, which makes the model; empty if it is there.
         with_measures: Whether the metrics of :mod:`study.train` are logged.
         x: What differs between several bases, for a slope.
     """
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Spec
     benchmark: str
     problems: int
     max_new_tokens: int
     minutes_per_100_steps: float
     seconds_per_sample: float
-    first: Mapping[str, Any] = field(default_factory=dict)
     with_measures: bool = True
     x: float | None = None
 
     @property
     def benchmark_name(self) -> str:
         return Path(self.benchmark).stem
-
-    @property
-    def model(self) -> str:
-        return str(self.settings["model"])
-
-    @property
-    def earlier(self) -> tuple[Experiment, ...]:
-        """The run that makes the model."""
-        if not self.first:
-            return ()
-        run = RunDirectory(Path(self.first["output_dir"]))
-        argv = ("train_sft.py", *to_argv(self.first))
-        log = run.path.parent / "logs" / f"{run.path.name}.log"
-        minutes = self.minutes_per_100_steps * self.first["max_steps"] / 100
-        return (Experiment("sft-warm-start", self.first["seed"], self.model, argv, run, log, minutes),)
 
 
 class Comparison:
@@ -114,7 +90,7 @@ class Comparison:
         arms: The first one is subtracted from the others.
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
             seeds ``rate_seeds``.
-        settings: Arm -> those that it has, over those of base and arm.
+        settings: Of every arm that has them, over those of base and arm; ``settings_of``: by arm.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
         labels: Name in a table -> measure.
         window: Steps of the trailing mean.
@@ -122,10 +98,10 @@ class Comparison:
         results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
-    def __init__(self, name: str, spec: Mapping[str, Any], directory: Path | None = None) -> None:
+    def __init__(self, name: str, spec: Spec, directory: Path | None = None) -> None:
         spec = {**read_experiments()["defaults"], **spec}
         self.name = name
-        self.title = str(spec.get("title", ""))
+        self.title: str = spec["title"]
         self.arms = arms_of(spec["arms"])
         self.bases = bases_of(spec)
         self.seeds = numbers_of(spec.get("seeds") or [f"1-{spec['n_seeds']}"])
@@ -134,17 +110,17 @@ class Comparison:
         self.rate_seeds = numbers_of(spec.get("rate_seeds") or [f"{after + 1}-{after + 3}"])
         if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.betas: list[float] = spec["betas"]
-        self.steps = int(spec["steps"])
-        self.settings = dict(spec.get("set") or {})
+        self.betas = spec["betas"]
+        self.steps: int = spec["steps"]
+        self.settings = dict(spec["set"])
         if "reward" in spec:
             self.settings["reward"] = spec["reward"]
         self.settings_of = settings_by_arm(self.arms, self.settings)
-        self.primary: list[dict[str, Any]] = spec["primary"]
+        self.primary: list[Spec] = spec["primary"]
         measures = spec["measures"]
-        self.labels: dict[str, str] = measures if isinstance(measures, dict) else {text: text for text in measures}
-        primary = [row["measure"] for row in self.primary]
-        self.measures = list(dict.fromkeys([*primary, *self.labels.values()]))
+        self.labels: Mapping[str, str] = measures if isinstance(measures, dict) else {text: text for text in measures}
+        planned = [row["measure"] for row in self.primary]
+        self.measures = list(dict.fromkeys([*planned, *self.labels.values()]))
         self.window: int = spec.get("window") or min(50, max(1, self.steps // 6))
         self.directory = directory or OUTPUTS / "study" / (name or "compare")
         self.is_shared = "results" in spec
@@ -162,42 +138,44 @@ class Comparison:
         """A training run: train_grpo.py or train_gtpo.py with the metrics of :mod:`study.train`."""
         name = arm.run_name(rate)
         path = self.place(base) / f"{name}-s{seed}"
-        length = {"learning_rate": rate, "max_steps": self.steps, "save_steps": max(1, self.steps // 2)}
-        betas = dict(zip(("adam_beta1", "adam_beta2"), self.betas, strict=True))
-        settings = {**base.settings, **arm.settings, **betas, **length, **self.settings_of[arm.name]}
+        settings = {**base.settings, **arm.settings}
+        settings |= {"adam_beta1": self.betas[0], "adam_beta2": self.betas[1], "learning_rate": rate}
+        settings |= {"max_steps": self.steps, "save_steps": max(1, self.steps // 2), **self.settings_of[arm.name]}
         words = [word.replace("{method}", arm.method) for word in to_argv(settings)]
         module = ("-m", "study.train") if base.with_measures else ()
-        script = f"train_{arm.method}.py"
-        argv = (*module, script, *words, "--seed", str(seed), "--output_dir", str(path))
-        log = self.place(base) / "logs" / f"{path.name}.log"
+        argv = (*module, f"train_{arm.method}.py", *words, "--seed", str(seed), "--output_dir", str(path))
+        log = path.parent / "logs" / f"{path.name}.log"
         cost = base.minutes_per_100_steps * self.steps / 100
-        return Experiment(name, seed, base.model, argv, RunDirectory(path), log, cost, base.earlier)
+        return Experiment(name, seed, base.settings["model"], argv, RunDirectory(path), log, cost)
 
     def evaluations(self, base: Base, runs: Sequence[Experiment]) -> list[Evaluation]:
         """Some runs from a base on held-out problems: four samples of each, and greedily."""
         found = []
+        place = self.place(base)
         for suffix, k, temperature in (("", 4, 1.0), (GREEDY, 1, 0.0)):
-            directory = self.place(base) / f"evaluation{suffix}"
+            directory = place / f"evaluation{suffix}"
             sampling = {"benchmarks": base.benchmark, "k": k, "temperature": temperature, "limit": base.problems}
             sampling |= {"max_new_tokens": base.max_new_tokens, "output_dir": str(directory)}
             flags = tuple(to_argv(sampling))
-            log = self.place(base) / "logs" / f"evaluate{suffix}.log"
-            samples = k * base.problems * (len(runs) + 1)
-            cost = samples * base.seconds_per_sample / 60
-            name = base.benchmark_name + suffix
-            found.append(Evaluation(base.model, name, "last", tuple(runs), flags, directory, log, cost))
+            log = place / "logs" / f"evaluate{suffix}.log"
+            cost = k * base.problems * (len(runs) + 1) * base.seconds_per_sample / 60
+            model, name = base.settings["model"], base.benchmark_name + suffix
+            found.append(Evaluation(model, name, "last", tuple(runs), flags, directory, log, cost))
         return found
 
-    def chosen_rates(self, base: Base, results: Results) -> dict[str, str]:
-        """Arm -> its rate on a base; of several the best one, once all of its runs are there."""
+    def rate_names(self, arm: Arm) -> dict[str, str]:
+        """Name of an arm's runs -> its rate."""
+        return {arm.run_name(rate): rate for rate in self.rates}
+
+    def chosen_rates(self, results: Results) -> dict[str, str]:
+        """Arm -> its rate; of several the best one, once all of its runs are there."""
         if len(self.rates) == 1:
             return {arm.name: self.rates[0] for arm in self.arms}
         found = {}
         for arm in self.arms:
-            names = {arm.run_name(rate): rate for rate in self.rates}
-            rows = rate_rows(results, [*names], self.rate_seeds, self.window)
-            best = best_of(rows, [*names], len(self.rate_seeds))
-            if best:
+            names = self.rate_names(arm)
+            rows = rate_rows(results, names, self.rate_seeds)
+            if best := best_of(rows, names, len(self.rate_seeds)):
                 found[arm.name] = names[best]
         return found
 
@@ -205,18 +183,41 @@ class Comparison:
 # From names and flags
 
 
-def arms_of(words: Sequence[str] | Mapping[str, str]) -> list[Arm]:
+def known_comparison(name: str, directory: Path | None = None) -> Comparison:
+    """A comparison of study/experiments.yaml."""
+    return Comparison(name, pick("comparison", name, known_comparisons()), directory)
+
+
+def known_comparisons() -> dict[str, Spec]:
+    """Name -> keys of the comparisons of study/experiments.yaml, without families that only admit rates."""
+    experiments = read_experiments()
+    every = experiments["comparisons"] | experiments["stored"]
+    return {name: spec for name, spec in every.items() if spec["arms"]}
+
+
+def arms_of(words: Iterable[str] | Mapping[str, str]) -> list[Arm]:
     """Arms by their names in study/experiments.yaml, or of a user, ``my_objective.py:Mine``; with names of runs."""
     patterns = words if isinstance(words, Mapping) else {}
     found = []
     for number, word in enumerate(words):
-        of_user = {"method": "grpo", "objective": word}
-        spec = of_user if ":" in word else pick("arm", word, read_experiments()["arms"])
-        settings = {key: value for key, value in spec.items() if key not in ("method", "label", "color")}
         name = word.replace("/", "-").replace(".py:", "-")
-        color = spec.get("color", OTHER_COLORS[number % len(OTHER_COLORS)])
-        runs = patterns.get(word, name + "-{rate}")
-        found.append(Arm(name, spec.get("label", name), color, spec["method"], settings, runs))
+        color = OTHER_COLORS[number % len(OTHER_COLORS)]
+        of_user = {"method": "grpo", "label": name, "color": color, "settings": {"objective": word}}
+        spec = of_user if ":" in word else pick("arm", word, read_experiments()["arms"])
+        found.append(Arm(name, patterns.get(word, name + "-{rate}"), **spec))
+    return found
+
+
+def settings_by_arm(arms: Sequence[Arm], settings: Spec) -> dict[str, dict[str, Any]]:
+    """Arm -> those of some settings that it has; UsageError for one that no arm has."""
+    found: dict[str, dict[str, Any]] = {arm.name: {} for arm in arms}
+    for key, value in settings.items():
+        is_of_all = name_of(key) in settings_of_all()
+        having = [arm.name for arm in arms if is_of_all or arm.has(key)]
+        if not having:
+            raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
+        for name in having:
+            found[name][key] = value
     return found
 
 
@@ -226,41 +227,29 @@ def settings_of_all() -> set[str]:
     return {*annotations_of("grpo_config"), *fields_of(SETTINGS)}
 
 
-def settings_by_arm(arms: Sequence[Arm], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Arm -> those of some settings that it has; UsageError for one that no arm has."""
-    of_all = settings_of_all()
-    found: dict[str, dict[str, Any]] = {arm.name: {} for arm in arms}
-    for key, value in settings.items():
-        having = [arm.name for arm in arms if name_of(key) in of_all or arm.has(key)]
-        if not having:
-            raise UsageError(f"--set {key}: no arm has this setting{nearest(key, of_all)}.")
-        for name in having:
-            found[name][key] = value
-    return found
-
-
-def bases_of(spec: Mapping[str, Any]) -> list[Base]:
+def bases_of(spec: Spec) -> list[Base]:
     """The bases of a comparison, by their names in study/experiments.yaml, or the paths of models."""
     known = read_experiments()["bases"]
-    held_out = {"benchmark": spec.get("benchmark"), "problems": int(spec.get("problems", 0))}
-    held_out = {key: value for key, value in held_out.items() if value}
+    held_out = {key: spec[key] for key in ("benchmark", "problems") if key in spec}
     found = []
     for word in spec["base"]:
-        is_path = Path(word).is_dir()
-        of_word = known["wrong-mode"] if is_path else pick("base", word, known)
-        settings = {**of_word["settings"], **({"model": word} if is_path else {})}
-        found.append(Base(Path(word).name, **{**of_word, **held_out, "settings": settings}))
+        if Path(word).is_dir():
+            of_word = {**known["wrong-mode"]}
+            of_word["settings"] = of_word["settings"] | {"model": word}
+        else:
+            of_word = pick("base", word, known)
+        found.append(Base(Path(word).name, **{**of_word, **held_out}))
     return found
 
 
-def pick(kind: str, word: str, known: Mapping[str, Any]) -> Any:
+def pick(kind: str, word: str, known: Spec) -> Any:
     """An entry of study/experiments.yaml by its name."""
     if word not in known:
         raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {', '.join(known)}.")
     return known[word]
 
 
-def numbers_of(words: Sequence[Any]) -> list[int]:
+def numbers_of(words: Iterable[Any]) -> list[int]:
     """Seeds: ``21 22 23``, or ``501-520``."""
     found: list[int] = []
     for word in words:
@@ -269,7 +258,7 @@ def numbers_of(words: Sequence[Any]) -> list[int]:
     return found
 
 
-def settings_of(pairs: Sequence[str]) -> dict[str, Any]:
+def settings_of(pairs: Iterable[str]) -> dict[str, Any]:
     """``key=value`` of a command line; a value of several words is a list."""
     found: dict[str, Any] = {}
     for pair in pairs:

@@ -20,7 +20,7 @@ from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
 from study.bench import Arm, Base, Comparison
-from study.comparison import Pair, Row, add_holm, compare, pair_of
+from study.comparison import Pair, Row, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origins_in, read_origins
@@ -42,24 +42,31 @@ class Found(NamedTuple):
         """The name of an arm's runs."""
         return arm.run_name(self.rates.get(arm.name))
 
-    def pair(self, comparison: Comparison, arm: Arm) -> tuple[Pair, int]:
-        """An arm and the first one; and how many seeds are left out, because they are of two origins."""
+    def pair(self, comparison: Comparison, arm: Arm) -> Pair:
+        """An arm and the first one, at the seeds that both have from one revision and machine."""
         names = [self.name(comparison.arms[0]), self.name(arm)]
-        pair, mixed = pair_of(self.results, names, comparison.seeds, self.origins, comparison.window)
-        return pair._replace(benchmark=self.base.benchmark_name), mixed
+        same = []
+        mixed = 0
+        for seed in comparison.seeds:
+            if all((name, seed) in self.results.runs for name in names):
+                first, second = (self.origins.get(f"{name}-s{seed}") for name in names)
+                same += [seed] if first == second else []
+                mixed += first != second
+        return Pair(self.results, names, same, comparison.window, self.base.benchmark_name, mixed)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
     """Everything that is there from a base."""
-    stored, place = comparison.stored(base), comparison.place(base)
+    stored = comparison.stored(base)
+    place = comparison.place(base)
     places = [directory for directory in dict.fromkeys((stored, place)) if directory.is_dir()]
     results = read_results(places)
-    names = {arm.run_name(rate) for arm in comparison.arms for rate in comparison.rates}
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
-        if label.rpartition("-s")[0] in names:
+        name, _, _ = label.rpartition("-s")
+        if any(name in comparison.rate_names(arm) for arm in comparison.arms):
             origins[label] = origin
-    return Found(base, results, origins, comparison.chosen_rates(base, results))
+    return Found(base, results, origins, comparison.chosen_rates(results))
 
 
 # The runs
@@ -71,8 +78,7 @@ def run_comparison(comparison: Comparison, seeds: Sequence[int], slots: Sequence
     for _ in comparison.rates[:2]:  # of several rates the first round chooses
         runs, evaluations = works_of(comparison, seeds)
         check_commands(comparison, runs)
-        earlier = [run for base in comparison.bases for run in base.earlier]
-        failures += run_all([*earlier, *runs], evaluations, slots)
+        failures += run_all(runs, evaluations, slots)
     return failures
 
 
@@ -134,15 +140,14 @@ def refuse_dirty(allowed: bool) -> None:
 # What was found
 
 
-def slope_row(pairs: Mapping[float, Pair], measure: str) -> Row:
-    """The slope of a difference over the ``x`` of the bases, per seed that has all of them; ``pairs``: by ``x``."""
-    by_base = [pair.values(measure) for pair in pairs.values()]
-    complete = set.intersection(*map(set, by_base))
+def slope_row(x: Sequence[float], pairs: Sequence[Pair], measure: str) -> Row:
+    """The slope of a difference over the ``x`` of the bases, per seed that has all of them."""
+    by_base = [pair.values(measure) for pair in pairs]
     slopes = []
-    for seed in sorted(complete):
+    for seed in sorted(set.intersection(*map(set, by_base))):
         differences = [values[seed][1] - values[seed][0] for values in by_base]
-        slopes.append(float(np.polyfit([*pairs], differences, 1)[0]))
-    return compare(slopes) | {"means": []}
+        slopes.append(float(np.polyfit(x, differences, 1)[0]))
+    return compare(slopes) | {"means": [], "where": "slope over x"}
 
 
 def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
@@ -153,13 +158,15 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
         for arm in comparison.arms[1:]:
             if arm.name not in primary.get("arms", [arm.name]):
                 continue
-            pairs = [(found.base, found.pair(comparison, arm)[0]) for found in every]
+            pairs = [found.pair(comparison, arm) for found in every]
             if primary.get("slope"):
-                by_x = {base.x or 0.0: pair for base, pair in pairs}
-                found_rows = {"slope over x": slope_row(by_x, measure)}
+                shares = [found.base.x or 0.0 for found in every]
+                found_rows = [slope_row(shares, pairs, measure)]
             else:
-                found_rows = {base.name: pair.row(measure) for base, pair in pairs}
-            rows += [row | {"measure": measure, "arm": arm, "where": where} for where, row in found_rows.items()]
+                found_rows = [
+                    pair.row(measure) | {"where": found.base.name} for found, pair in zip(every, pairs, strict=True)
+                ]
+            rows += [row | {"measure": measure, "arm": arm} for row in found_rows]
     if len(rows) > 1:
         add_holm(rows)
     for row in rows:
@@ -187,10 +194,10 @@ def table_of(comparison: Comparison, found: Found) -> dict[str, Any]:
                 untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
     rows = []
     for arm in comparison.arms[1:]:
-        pair, mixed = found.pair(comparison, arm)
-        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": mixed, "lost": pair.lost(has_fallen)}
-        row["measures"] = {name: pair.row(name) for name in comparison.measures}
-        rows.append(row)
+        pair = found.pair(comparison, arm)
+        measures = {name: pair.row(name) for name in comparison.measures}
+        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": pair.mixed, "lost": pair.lost(has_fallen)}
+        rows.append(row | {"measures": measures})
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
 
 

@@ -1,6 +1,6 @@
 """Two arms paired by seed: interval of the mean difference, exact p, Holm's correction, the best rate of each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import comb
 from statistics import fmean
@@ -25,6 +25,7 @@ class Pair(NamedTuple):
     seeds: Sequence[int]
     window: int  # steps of the trailing mean
     benchmark: str = "arithmetic"  # of the scores
+    mixed: int = 0  # seeds that are left out, because their runs are of two origins
 
     def runs(self) -> list[SeedRuns]:
         return [SeedRuns(self.results, seed, self.window) for seed in self.seeds]
@@ -51,24 +52,7 @@ class Pair(NamedTuple):
         return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
 
 
-def pair_of(
-    results: Results, names: Sequence[str], seeds: Sequence[int], origins: Mapping[str, Any], window: int
-) -> tuple[Pair, int]:
-    """The seeds that both arms have from one revision and machine; and how many are left out for being of two."""
-    same = []
-    mixed = 0
-    for seed in seeds:
-        if not all((name, seed) in results.runs for name in names):
-            continue
-        first, second = (origins.get(f"{name}-s{seed}") for name in names)
-        if first == second:
-            same.append(seed)
-        else:
-            mixed += 1
-    return Pair(results, names, same, window), mixed
-
-
-def rate_rows(results: Results, names: Sequence[str], seeds: Sequence[int], window: int) -> dict[str, Row]:
+def rate_rows(results: Results, names: Iterable[str], seeds: Sequence[int]) -> dict[str, Row]:
     """Run -> means of the last quarter over the seeds that choose a rate, with intervals, and how many there are."""
     rows = {}
     for name in names:
@@ -83,7 +67,7 @@ def rate_rows(results: Results, names: Sequence[str], seeds: Sequence[int], wind
     return rows
 
 
-def best_of(rows: Mapping[str, Row], names: Sequence[str], seeds: int) -> str | None:
+def best_of(rows: Mapping[str, Row], names: Iterable[str], seeds: int) -> str | None:
     """The run with the highest accuracy among some rates; None until all have all seeds."""
     if not all(name in rows and rows[name]["seeds"] == seeds for name in names):
         return None

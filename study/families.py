@@ -68,10 +68,14 @@ def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> d
     spec = families()[title]
     comparison = Comparison(title, spec)
     rule = Rule(**spec["rule"])
-    found = Found(comparison.bases[0], results, origins, comparison.chosen_rates(comparison.bases[0], results))
+    found = Found(comparison.bases[0], results, origins, comparison.chosen_rates(results))
     arms = [found.name(arm) for arm in comparison.arms if arm.name in found.rates]
+    rates: dict[str, Row] = {}
+    if len(comparison.rates) > 1:
+        for arm in comparison.arms:
+            rates |= rate_rows(results, comparison.rate_names(arm), comparison.rate_seeds)
     values = {
-        "rates": rates_of(comparison, results),
+        "rates": rates,
         "arms": arms,
         "seeds": 0,
         "mixed": 0,
@@ -81,25 +85,14 @@ def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> d
         "admission": admission(results, comparison.window, rule, spec.get("admission", ())),
         "planned": len(comparison.seeds),
     }
-    if len(arms) == 2:
-        pair, values["mixed"] = found.pair(comparison, comparison.arms[1])
-        values["seeds"] = len(pair.seeds)
-        planned = [row["measure"] for row in comparison.primary]
-        rows = {label: pair.row(text) | {"primary": text in planned} for label, text in comparison.labels.items()}
-        add_holm([row for row in rows.values() if row["primary"]])
-        values["rows"] = rows
-        values["lost"] = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
-    return values
-
-
-def rates_of(comparison: Comparison, results: Results) -> dict[str, Row]:
-    """Run -> its means, of the runs at several rates from which each arm gets its best one."""
-    rows: dict[str, Row] = {}
-    if len(comparison.rates) > 1:
-        for arm in comparison.arms:
-            names = [arm.run_name(rate) for rate in comparison.rates]
-            rows |= rate_rows(results, names, comparison.rate_seeds, comparison.window)
-    return rows
+    if len(arms) < 2:
+        return values
+    pair = found.pair(comparison, comparison.arms[1])
+    planned = [row["measure"] for row in comparison.primary]
+    rows = {label: pair.row(text) | {"primary": text in planned} for label, text in comparison.labels.items()}
+    add_holm([row for row in rows.values() if row["primary"]])
+    lost = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
+    return values | {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows, "lost": lost}
 
 
 def admission(results: Results, window: int, rule: Rule, names: Sequence[str]) -> dict[str, Row]:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -80,21 +81,19 @@ def measure(name: str, rewards_in: Callable[..., Any]) -> None:
     """Measure the missing groups of one policy, with a progress bar."""
     from tqdm import tqdm
 
-    from study.one_step import trainer_of, write_effects
+    from study.one_step import one_step_of, write_effects
 
-    (policy,) = [policy for policy in policies_of([name]) if policy.name == name]
-    run = policy.run.run
-    checkpoint = run.checkpoint(policy.step) if policy.step else None
-    trainer = trainer_of(run.read_config(), checkpoint, rewards_in)
-    for _ in tqdm(write_effects(trainer, policy.path, policy.groups), name, policy.groups, unit=" groups"):
+    [policy] = [policy for policy in policies_of([name]) if policy.name == name]
+    checkpoint = policy.run.run.checkpoint(policy.step) if policy.step else None
+    flags = policy.run.argv[3:]  # of -m study.train train_grpo.py
+    make = partial(one_step_of, flags, checkpoint, rewards_in)
+    for _ in tqdm(write_effects(make, policy.path, policy.groups), name, policy.groups, unit=" groups"):
         pass
 
 
 def run_policies(policies: Sequence[Policy], jobs: int | None) -> list[str]:
     """Measure policies, after their runs; a message for each failure."""
-    runs: dict[Experiment, None] = {}
-    for policy in policies:
-        runs |= dict.fromkeys((*policy.run.experiments, policy.run))
+    runs = dict.fromkeys(policy.run for policy in policies)
     return run_all([*runs], policies, slots_of("tiny", None, jobs))
 
 

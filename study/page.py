@@ -19,7 +19,7 @@ from gtpo.reports.curves import LEAST_SEEDS
 from paper.figures import LABELS, SCORES, draw_all, mean_of
 from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
 from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
-from study.bench import Comparison, known_comparisons, read_experiments
+from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
 from study.claims import read_claims
 from study.compare import draw_comparison, found_of
 from study.compare import write_page as write_comparison_page
@@ -95,7 +95,7 @@ def summarize(
 
 def smol_values(results: Results) -> dict[str, Any]:
     """SmolLM2: claims, thirds of the training by run and metric, scores, the share that the filter drops."""
-    comparison = smol()
+    comparison = known_comparison("smol")
     runs: dict[str, Any] = {}
     for name in dict.fromkeys(name for name, _ in results.runs):
         seeds = results.seeds(name)
@@ -110,10 +110,6 @@ def smol_values(results: Results) -> dict[str, Any]:
         filtered += results.curve("gtpo", seed, "filtered_fraction").tolist()
     share = rounded(100 * fmean(filtered)) if filtered else None
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": share}
-
-
-def smol() -> Comparison:
-    return Comparison("smol", known_comparisons()["smol"])
 
 
 def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
@@ -179,13 +175,13 @@ def write_page(matrix: Matrix) -> list[Path]:
     finished = [run for run in experiments_of(matrix, names, "tiny") if run.is_finished]
     if finished:
         store(DIRECTORY, RUNS / "tiny", finished, METRICS)
-    for name, spec in known_comparisons().items():
-        store_comparison(Comparison(name, spec))
+    for name in known_comparisons():
+        store_comparison(known_comparison(name))
     found = {place: read_results([directory]) for place, directory in PLACES.items()}
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     written = draw_all(matrix, names, "tiny", found["tiny"], DIRECTORY, ["png"])[0]
     if found["smol_comparison"].runs:
-        comparison = smol()
+        comparison = known_comparison("smol")
         figure = draw_comparison(comparison, [found_of(comparison, comparison.bases[0])], SMOL_PANELS)
         written.append(comparison.results / "smol.png")
         write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
@@ -193,8 +189,8 @@ def write_page(matrix: Matrix) -> list[Path]:
     summary = summarize(matrix, found, store_mechanism(), origins)
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     write_atomically(PAGE, page_of(summary, TEMPLATE))
-    for name, spec in read_experiments()["comparisons"].items():
-        comparison = Comparison(name, spec)
+    for name in read_experiments()["comparisons"]:
+        comparison = known_comparison(name)
         if any(comparison.results.glob(f"*/{METRICS_FILE}")):
             written += write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
     lines = page_of(summary, FINDINGS).strip()

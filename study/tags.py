@@ -24,14 +24,19 @@ def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -
     return torch.tensor(rows, device=ids.device)
 
 
+def inside(spans: Tensor, valid: Tensor) -> Tensor:
+    """The tokens in each span of :func:`tag_spans`. (B, tags, 2), (B, T) -> bool (B, tags, T)"""
+    places = valid.cumsum(1) - 1
+    places = places.masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
+    return (places >= spans[..., :1]) & (places < spans[..., 1:])
+
+
 def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
     """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
 
     ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
     """
-    places = (valid.cumsum(1) - 1).masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
-    inside = (places >= spans[..., :1]) & (places < spans[..., 1:])  # (B, 4, T)
-    sums = torch.where(inside, logps[:, None], 0.0).sum(-1)
+    sums = torch.where(inside(spans, valid), logps[:, None], 0.0).sum(-1)
     return sums.masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)
 
 

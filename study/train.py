@@ -1,8 +1,6 @@
-"""train_grpo.py or train_gtpo.py with ``kl`` to the untrained policy every 20 steps, and ln pi of the tags.
+"""train_grpo.py or train_gtpo.py with ln pi of the tags as metrics. Otherwise the run is that of the script.
 
-    python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
-
-Otherwise the run is that of the script: there is no KL term, and no random number is drawn.
+python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
 
 import argparse
@@ -11,7 +9,6 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gtpo.arguments import GTPOArguments
@@ -20,33 +17,13 @@ from gtpo.runs.script import run_script
 from study import SETTINGS
 from study.tags import TAG_METRICS, tag_logps, tag_spans
 
-STEPS = 20  # from one measurement of kl to the next
-
-
-def kl_to_base(trainer: Any, batch: dict[str, Any]) -> float:
-    """The mean over the tokens of a batch of the KL divergence to the model without its adapter, estimated as in TRL.
-
-    Returns:
-        Nats.
-    """
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    with torch.no_grad():
-        logps = trainer.scores(batch)[0]  # 0 on padding
-        with policy.disable_adapter():
-            of_base = trainer.scores(batch)[0]
-    log_ratio = of_base - logps
-    kl = log_ratio.exp() - log_ratio - 1
-    return float(kl.sum() / batch["completion_mask"].sum())
-
 
 def with_measures(trainer: Any, tags: Sequence[str]) -> Any:
-    """A trainer that also logs :func:`kl_to_base`, and ln pi of each tag."""
+    """A trainer that also logs ln pi of each tag."""
 
     class Measured(trainer):
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
-            if self.state.global_step % STEPS == 0:
-                self._metrics["train"]["kl"].append(kl_to_base(self, batch))
             batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
             return batch
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from fake_runs import write_checkpoint
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
@@ -40,16 +39,7 @@ TINY_RUNS = runs_of(MATRIX, ALL, "tiny")
 
 
 def test_names_are_unique_and_every_run_is_shown() -> None:
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        assert len(keys) == len(set(keys)), f"duplicate key in {keys}"
-        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
-    yaml.load((CONFIGS / "experiments.yaml").read_text(), Loader)
+    """read_yaml refuses a key that is there twice."""
     assert {*TINY_RUNS} == set(MATRIX["tiny"]["runs"])
     for scale in SCALES:
         for name in ALL:

@@ -7,7 +7,6 @@ from helpers.results import results_of
 from paper_world import world
 
 from paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
-from paper.results import Results
 from study.claims import Claim, read_claims
 from study.measures import Measure, SeedRuns
 from study.verdicts import check, verdict
@@ -15,10 +14,6 @@ from study.verdicts import check, verdict
 MATRIX = load_matrix()
 ALL_CLAIMS = read_claims()
 CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure != "smol"}
-early, late, first_third, last_third, mean, highest, fall, rise_step, fall_step = (
-    lambda metric, *runs, name=name: Measure(metric, name, runs)
-    for name in ("early", "late", "first_third", "last_third", "mean", "highest", "fall", "rise_step", "fall_step")
-)
 EACH = [(figure, claim) for figure, of_figure in CLAIMS.items() for claim in of_figure]
 each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.name for _, claim in EACH])
 
@@ -51,21 +46,20 @@ def test_verdict(margins: list[float], size: float | None, expected: str) -> Non
 # Measures
 
 
-def results(**runs: list[float]) -> Results:
-    rows = {name.replace("_", "-"): {1: [{"step": 10 * i, "kl": v} for i, v in enumerate(values, start=1)]}
-            for name, values in runs.items()}  # fmt: skip
-    return results_of(rows)
+def measured(values: list[float], *names: str) -> list[float]:
+    """Statistics of a metric at steps 10, 20, ..., with trailing means of two."""
+    rows = [{"step": 10 * i, "kl": value} for i, value in enumerate(values, start=1)]
+    runs = SeedRuns(results_of({"a": {1: rows}}), 1, window=2)
+    return [Measure("kl", name, ("a",)).value(runs) for name in names]
 
 
 def test_measures_by_hand() -> None:
-    runs = SeedRuns(results(a=[0.0, 4.0, 8.0, 6.0, 2.0, 4.0, 0.0, 2.0]), 1, window=2)
-    measured = [measure("kl", "a").value(runs) for measure in (early, late, mean, highest, fall)]
-    assert [measure("kl", "a").value(runs) for measure in (first_third, last_third)] == [2.0, 1.0]
-    assert measured == [2.0, 1.0, 3.25, 7.0, 6.0]  # quarters: 2, 7, 3, 1; trailing means: 0, 2, 6, 7, 4, 3, 2, 1
+    values = [0.0, 4.0, 8.0, 6.0, 2.0, 4.0, 0.0, 2.0]  # quarters: 2, 7, 3, 1; trailing means: 0, 2, 6, 7, 4, 3, 2, 1
+    assert measured(values, "early", "late", "mean", "highest", "fall") == [2.0, 1.0, 3.25, 7.0, 6.0]
+    assert measured(values, "first_third", "last_third") == [2.0, 1.0]
     # half of 7 is reached at the third, (7 + 1) / 2 at the fifth
-    assert rise_step("kl", "a").value(runs) == 30 and fall_step("kl", "a").value(runs) == 50
-    noisy = SeedRuns(results(a=[0.0, 4.0, 0.0, 8.0, 0.0, 0.0]), 1, window=2)  # trailing means: 0, 2, 2, 4, 4, 0
-    assert rise_step("kl", "a").value(noisy) == 20
+    assert measured(values, "rise_step", "fall_step") == [30, 50]
+    assert measured([0.0, 4.0, 0.0, 8.0, 0.0, 0.0], "rise_step") == [20]  # trailing means: 0, 2, 2, 4, 4, 0
 
 
 # Claims

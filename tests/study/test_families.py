@@ -1,11 +1,17 @@
 """The rules of a collapse and the families at the best rates, by hand."""
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.results import results_of
+from helpers.settings import CLASSES
 
-from study.bench import Comparison, known_comparisons
+from gtpo.cli.parse import parse
+from gtpo.files import CONFIGS, read_yaml
+from gtpo.runs.directory import to_argv
+from study.bench import known_comparison, known_comparisons
 from study.families import Rule, families, family_values
 from study.length_reward import longer
 from study.measures import SeedRuns
@@ -107,29 +113,32 @@ def test_the_runs_of_a_family_are_those_of_its_stored_results() -> None:
     """Each arm has the name of its stored runs, and the settings that differ from the base's."""
     every = known_comparisons()
     assert {"published", "plain", "smol"} <= every.keys() and not {"real model", "conditions"} & every.keys()
-    comparison = Comparison("losing", every["losing"])
-    [base] = comparison.bases
-    words = [comparison.run(base, arm, "1.2e-3", 311).argv for arm in comparison.arms]
-    names = ("grpo-headroom-1.2e-3-s311", "gtpo-headroom-1.2e-3-s311")
-    assert [argv[-1] for argv in words] == [f"outputs/study/losing/wrong-mode/{name}" for name in names]
-    flags = dict(zip(words[0][3::2], words[0][4::2], strict=True))
+    flags, place = first_run("losing", "1.2e-3", 311)
+    assert flags["--output_dir"] == "outputs/study/losing/wrong-mode/gtpo-headroom-1.2e-3-s311"
     assert (flags["--adam_beta1"], flags["--max_steps"], flags["--G"]) == ("0.999999", "1000", "8")
-    assert comparison.stored(base).as_posix() == "results/collapse"
-    control = Comparison("again: Dr. GRPO", every["again: Dr. GRPO"])
-    argv = control.run(control.bases[0], control.arms[1], "1e-3", 431).argv
-    assert {"--loss_type", "dr_grpo", "study/length_reward.py:longer", "--reward_weights"} <= {*argv}
-    assert argv[-1].endswith("/grpo-control-dr-s431")
+    assert place == Path("results/collapse")
+    flags, _ = first_run("again: Dr. GRPO", "1e-3", 431)
+    assert flags["--output_dir"].endswith("/grpo-control-dr-s431") and flags["--loss_type"] == "dr_grpo"
+    assert "study/length_reward.py:longer" in flags and "--reward_weights" in flags
+
+
+def first_run(title: str, rate: str, seed: int) -> tuple[dict[str, str], Path]:
+    """The words of the second arm's run, each with the one that follows it; where the results are stored."""
+    comparison = known_comparison(title)
+    [base] = comparison.bases
+    words = comparison.run(base, comparison.arms[1], rate, seed).argv
+    return dict(pairwise(words)), comparison.stored(base)
 
 
 def test_smollm2_starts_from_its_warm_start() -> None:
-    comparison = Comparison("smol", known_comparisons()["smol"])
-    run = comparison.run(comparison.bases[0], comparison.arms[1], "3e-4", 1)
-    [earlier] = run.experiments
-    assert run.label == "gtpo-s1" and "configs/gtpo/smol.yaml" in run.argv and "0.42" in run.argv
-    assert earlier.argv[0] == "train_sft.py" and "configs/sft/smol.yaml" in earlier.argv
-    assert f"{earlier.run.path}/merged" == comparison.bases[0].model
-    assert earlier.run.path.as_posix() == "outputs/reproduce/smol/sft-warm-start-s1"
-    assert "--initial_entropy" not in comparison.run(comparison.bases[0], comparison.arms[0], "3e-4", 1).argv
+    """study/warm_start.yaml, which `make smol` runs, makes the model of the base."""
+    warm_start = read_yaml(CONFIGS.parent / "study" / "warm_start.yaml")
+    resolved = parse("sft", CLASSES["sft"], [*to_argv(warm_start), "--dry_run", "true"]).to_dict()
+    assert warm_start.items() <= resolved.items() and resolved["max_seq_length"] == 512  # of configs/sft/smol.yaml
+    flags, _ = first_run("smol", "3e-4", 1)
+    assert flags["--model"] == f"{warm_start['output_dir']}/merged"
+    assert (flags["--config"], flags["--initial_entropy"]) == ("configs/gtpo/smol.yaml", "0.42")
+    assert known_comparison("smol").settings_of["grpo"].keys() == {"save_steps", "save_total_limit"}
 
 
 def test_what_a_group_shares_is_lowered_by_the_reward_for_length() -> None:

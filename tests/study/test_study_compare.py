@@ -73,11 +73,9 @@ def test_a_setting_reaches_the_arms_that_have_it(tmp_path: Path, monkeypatch: py
         "mine-Mine": {"G": "4", "power": "0.25"},
         "mine-Plain": {"G": "4"},
     }
-    for absent in ("power", "temprature"):
-        with pytest.raises(UsageError, match=f"--set {absent}: no arm has this setting"):
+    for absent, message in (("power", "."), ("temprature", " .did you mean 'temperature'")):
+        with pytest.raises(UsageError, match=f"--set {absent}: no arm has this setting{message}"):
             compared(arms=["grpo", "gtpo", "mine.py:Plain"], set={absent: "1"})
-    with pytest.raises(UsageError, match="did you mean 'temperature'"):
-        compared(set={"temprature": "1"})
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
@@ -91,12 +89,11 @@ def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
 
 def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
     comparison = compared(rates=["1e-3", "2e-3"], rate_seeds=["7-8"])
-    base = comparison.bases[0]
     values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
     metrics = {name: {seed: run(value) for seed in (7, 8)} for name, value in values.items()}
-    assert comparison.chosen_rates(base, results_of(metrics)) == {"grpo": "1e-3", "gtpo": "2e-3"}
+    assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3", "gtpo": "2e-3"}
     del metrics["gtpo-1e-3"][8]
-    assert comparison.chosen_rates(base, results_of(metrics)) == {"grpo": "1e-3"}
+    assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3"}
     runs, _ = works_of(comparison, comparison.seeds)
     assert len(runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
     with pytest.raises(UsageError, match="--rate_seeds are among --seeds"):
@@ -134,13 +131,6 @@ def test_a_difference_by_hand() -> None:
     [of_arm] = table["rows"]
     assert of_arm["mixed"] == 1 and of_arm["lost"] == {"grpo": 1, "gtpo": 0, "p": 1.0}
     assert of_arm["measures"]["accuracy late"]["means"] == [40.0, 42.0]
-
-
-def test_an_arm_against_itself_differs_by_nothing() -> None:
-    comparison = compared(arms=["grpo", "grpo"], seeds=["1-5"])
-    found = found_in(comparison, {"grpo-0.3e-3": {seed: run(10.0 * seed) for seed in range(1, 6)}})
-    row = table_of(comparison, found)["rows"][0]["measures"]["accuracy late"]
-    assert (row["mean"], row["half_width"], row["p"]) == (0.0, 0.0, 1.0)
 
 
 def test_the_slope_over_bases_by_hand() -> None:

@@ -1,0 +1,89 @@
+"""``python -m study compare`` with real training: somebody else's objective by the recipe, no difference, a kill."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.scripts import ROOT
+
+from paper.results import read_results
+
+pytestmark = pytest.mark.slow
+SHORT = ("--seeds", "1", "2", "--steps", "6", "--problems", "4", "--jobs", "1", "--dirty")
+SAME = "from gtpo import GRPOTrainer\n\n\nclass Same(GRPOTrainer):\n    pass\n"
+COMPARED = ("compare", "--arms", "grpo", "same.py:Same", *SHORT)
+TIMES = ["step_time", "tokens_per_second"]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the repository in another working directory, whose outputs are its own."""
+    directory = tmp_path_factory.mktemp("checkout")
+    for path in ROOT.iterdir():
+        if path.name not in ("outputs", ".git", ".venv"):
+            (directory / path.name).symlink_to(path)
+    (directory / "same.py").write_text(SAME)
+    return directory
+
+
+def python(checkout: Path, argv: Sequence[str]) -> "subprocess.Popen[str]":
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *argv], cwd=checkout, env=environment, text=True, start_new_session=True)
+
+
+@pytest.fixture(scope="module")
+def page(checkout: Path) -> str:
+    """The page of GRPO and a class that changes nothing, compared without an interruption."""
+    assert python(checkout, ["-m", "study", *COMPARED, "--output_dir", "outputs/whole"]).wait() == 0
+    return (checkout / "outputs/whole/comparison.md").read_text()
+
+
+def test_grpo_against_itself_differs_by_exactly_nothing(checkout: Path, page: str) -> None:
+    """Every metric of every step but the times; the gradient is not 0."""
+    found = read_results([checkout / "outputs/whole/wrong-mode"])
+    for seed in (1, 2):
+        grpo, same = (found.runs[name, seed].drop(columns=TIMES) for name in ("grpo-0.3e-3", "same-Same-0.3e-3"))
+        assert len(grpo) == 6 and grpo["grad_norm"].max() > 0 and grpo.equals(same)
+    rows = re.findall(r"\| ([^|]+) \| [\d.]+ \| [\d.]+ \| (\S+) \| 2 \| 1.0000 \|", page)
+    names, differences = zip(*rows, strict=True)
+    assert {"pass@1 sampled", "pass@1 greedy", "accuracy late", "entropy late"} <= {*names}
+    assert {*differences} == {"+0.00", "+0.000"}
+
+
+def test_a_comparison_that_is_killed_and_resumed_gives_the_same_page(checkout: Path, page: str) -> None:
+    argv = ["-m", "study", *COMPARED, "--output_dir", "outputs/killed"]
+    place = checkout / "outputs/killed"
+    process = python(checkout, argv)
+    while not any(place.glob("wrong-mode/*/checkpoint-3")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (place / "comparison.md").exists()
+    assert python(checkout, argv).wait() == 0
+    resumed = (place / "comparison.md").read_text()
+    assert resumed.replace("outputs/killed", "outputs/whole") == page
+
+
+def test_the_recipe_of_contributing_word_for_word(checkout: Path) -> None:
+    """The class of the page in one file of the user's, and its two commands, with fewer steps."""
+    recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a baseline")[2].partition("\n## ")[0]
+    [code] = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
+    (checkout / "my_objective.py").write_text(textwrap.dedent("   " + code))
+    train, compare = re.findall(r"`(python [^`]+my_objective.py:Mine[^`]*)`", recipe)
+    assert python(checkout, [*shlex.split(train)[1:], "--max_steps", "2"]).wait() == 0
+    assert [*checkout.glob("outputs/Mine-tiny-arithmetic-*/adapter/adapter_model.safetensors")]
+    assert python(checkout, [*shlex.split(compare)[1:], *SHORT]).wait() == 0
+    page = (checkout / "outputs/study/compare/comparison.md").read_text()
+    assert "| my_objective-Mine minus GRPO | wrong-mode | pass@1 sampled | 2 of 2 |" in page
+    found = read_results([checkout / "outputs/study/compare/wrong-mode"])
+    grpo, mine = (found.runs[name, 1]["grad_norm"][1] for name in ("grpo-0.3e-3", "my_objective-Mine-0.3e-3"))
+    assert mine > 2 * grpo > 0  # of the first step: 1 / sqrt|o_i| is larger than 1 / |o_i|
