@@ -221,7 +221,7 @@ def gtpo_loss(
     weights: Tensor,
     keep: Tensor,
     *,
-    gamma: float = 0.1,
+    gamma: float | Tensor = 0.1,
     loss_type: str = "grpo",
     normalizer: Tensor | float | None = None,
     old_per_token_logps: Tensor | None = None,
@@ -240,7 +240,7 @@ def gtpo_loss(
         advantages: A_i. Shape (B,).
         weights: lambda_it of :func:`conflict_weights`; ones disable the conflict correction. Shape (B, T).
         keep: delta_i of :func:`entropy_filter`; ones disable the filter. Shape (B,).
-        gamma: Weight of the entropy penalty; 0 disables it.
+        gamma: Weight of the entropy penalty, or one per row, shape (B,); 0 disables it.
         loss_type: grpo (Eq. 11), dr_grpo, dapo or bnpo.
         normalizer: The count that the last three divide by: B T_max, or tokens. A caller that averages the losses of
             micro-batches and processes divides the count of the whole step by their number.

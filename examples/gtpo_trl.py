@@ -71,6 +71,7 @@ class GTPOConfig(GRPOConfig):
         conflict_positive_weight: lambda of a conflict token where A_i > 0.
         conflict_span: Which run of conflict tokens counts: anchored, first_run or common.
         gamma: Weight of the entropy penalty.
+        zero_advantage: entropy (A_i = 0 trains on entropy alone, Eq. 11) or skip (Eq. 27 and 28).
         entropy_threshold: Completions with <H>_i above it are filtered, in nats.
         entropy_filter: auto (on if <H>_ini < ln 2), on, off or negative_only.
         initial_entropy: <H>_ini in nats; None measures it before the first step.
@@ -84,6 +85,7 @@ class GTPOConfig(GRPOConfig):
     conflict_positive_weight: float = field(default=2.0, metadata={"help": "lambda of a conflict token with A_i > 0."})
     conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run or common."})
     gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty."})
+    zero_advantage: str = field(default="entropy", metadata={"help": "entropy or skip: a completion with A_i = 0."})
     entropy_threshold: float = field(default=LN2, metadata={"help": "Completions above it are filtered, in nats."})
     entropy_filter: str = field(default="auto", metadata={"help": "auto, on, off or negative_only."})
     initial_entropy: float | None = field(default=None, metadata={"help": "<H>_ini in nats; None measures it."})
@@ -93,7 +95,8 @@ class GTPOConfig(GRPOConfig):
         for name, value in _FIXED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"GTPO has no {name} = {getattr(self, name)!r}: expected {value!r}.")
-        for name, values in (("conflict_span", CONFLICT_SPANS), ("entropy_filter", FILTER_MODES)):
+        known = {"conflict_span": CONFLICT_SPANS, "entropy_filter": FILTER_MODES, "zero_advantage": ("entropy", "skip")}
+        for name, values in known.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown: pick one of {', '.join(values)}.")
 
@@ -173,7 +176,7 @@ class GTPOTrainer(GRPOTrainer):
             advantages,
             conflict_weights(conflicts, advantages, args.conflict_positive_weight),  # lambda, (B, T)
             keep,
-            gamma=args.gamma,
+            gamma=args.gamma if args.zero_advantage == "entropy" else args.gamma * (advantages != 0),
             old_per_token_logps=inputs.get("old_per_token_logps"),
             importance_weights=inputs.get("importance_sampling_ratio"),
         )

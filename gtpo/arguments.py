@@ -254,6 +254,9 @@ class GTPOArguments:
     _argument_group_name = "GTPO"
 
     gamma: float = option(0.1, "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6].")
+    zero_advantage: Literal["entropy", "skip"] = option(
+        "entropy", "A completion with A = 0 trains on its entropy alone [Eq. 11], or is skipped [Eq. 27, 28]."
+    )
     entropy_threshold: float = option(math.log(2.0), "Completions above this entropy (nats) are filtered [Eq. 10].")
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = option(
         "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."

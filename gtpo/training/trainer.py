@@ -318,7 +318,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
         if self.gtpo.conflict_correction:
             return ~mask | (advantages >= 0)  # lambda = 0 on the others
-        return ((advantages != 0) | bool(self.beta or self.gtpo.gamma)).expand_as(mask)
+        entropy_acts = self.gtpo.gamma and self.gtpo.zero_advantage == "entropy"
+        return ((advantages != 0) | bool(self.beta or entropy_acts)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -474,5 +475,8 @@ class GTPOTrainer(GRPOTrainer):
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
         keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
         options = self._of_trl(inputs)
-        loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=settings.gamma, **options)
+        gamma: float | Tensor = settings.gamma
+        if settings.zero_advantage == "skip":  # Eq. 27 and 28: neither in G+ nor in G-
+            gamma = gamma * (advantages != 0)  # (B,)
+        loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **options)
         return loss, Measured(entropy, weights, keep, metrics, weights_of_rows(mask, options["normalizer"]))

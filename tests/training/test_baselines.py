@@ -256,6 +256,36 @@ def test_a_step_is_the_naive_objective(
         assert logged[f"conflict_push_corrected{span}"] == pytest.approx(pushes[1], abs=1e-6)
 
 
+@pytest.mark.parametrize("zero_advantage", ["entropy", "skip"])
+@pytest.mark.parametrize("conflict_correction", [True, False])
+def test_a_completion_at_the_mean_is_penalized_or_skipped(
+    conflict_correction: bool, zero_advantage: str, tiny: Path, tmp_path: Path
+) -> None:
+    """Skipped, its strength A - gamma <H> is 0: as if the filter had dropped it."""
+    gtpo = {"zero_advantage": zero_advantage, "entropy_filter": "off", "conflict_correction": conflict_correction}
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo, num_generations=ROWS, max_completion_length=40)
+    trainer.model.train()
+    batch = batch_of(trainer, 0, 1)
+    batch["advantages"][::2] = 0.0
+    advantages = batch["advantages"].tolist()
+    mask = unpad(batch["conflict_mask"], batch["completion_mask"])
+    if not conflict_correction:
+        mask = [[False] * len(row) for row in mask]
+    logps, entropies = plain_logps_and_entropy(trainer, batch)
+    delta = [float(zero_advantage == "entropy" or advantage != 0) for advantage in advantages]
+    lambdas = naive_conflict_weights(mask, advantages, 2.0)
+    options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta}
+    expected, gradient = naive_gtpo_loss(logps, advantages, weights=lambdas, **options)
+    assert delta.count(0.0) == (zero_advantage == "skip") * GROUP / 2
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    # The head skips tokens without a gradient, and no others.
+    has_gradient = unpad(trainer._tokens_with_gradient(batch), batch["completion_mask"])
+    for row, flags in zip(gradient, has_gradient, strict=True):
+        assert all(flag or value == 0 for value, flag in zip(row, flags, strict=True))
+    assert all(map(all, has_gradient)) == (zero_advantage == "entropy" and not conflict_correction)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "learns"),
     [

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "correction off": {"gtpo": {"conflict_correction": False}},
     "filter off": {"gtpo": {"entropy_filter": "off"}},
     "negative_only": {"gtpo": {"entropy_filter": "negative_only"}},
+    "A = 0 skipped": {"gtpo": {"zero_advantage": "skip", "gamma": 2.0}},
     "initially spread": {"gtpo": {"initial_entropy": 0.8}},
     "other values": {"gtpo": {"gamma": 0.3, "conflict_positive_weight": 1.0, "conflict_span": "common"}},
 }
@@ -157,6 +158,7 @@ def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(
         ({"entropy_coef": 0.01}, "GTPO has no entropy_coef = 0.01: expected 0.0"),
         ({"importance_sampling_level": "sequence"}, "GTPO has no importance_sampling_level = 'sequence'"),
         ({"conflict_span": "last"}, "conflict_span 'last' is unknown: pick one of anchored, first_run, common"),
+        ({"zero_advantage": "no"}, "zero_advantage 'no' is unknown: pick one of entropy, skip"),
         ({"entropy_filter": "yes"}, "entropy_filter 'yes' is unknown: pick one of auto, on, off, negative_only"),
     ],
 )
