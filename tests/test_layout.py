@@ -144,13 +144,13 @@ LIMITS = {
     "reports": Limit(6_500, 10.20),
     "runs": Limit(5_200, 9.85),
     "training": Limit(18_860, 10.00),
-    "": Limit(3_790, 8.55),  # the ground
+    "": Limit(3_805, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
 PAPER_LIMIT = Limit(10_850, 12.55)
 STUDY = Limit(18_590, 11.97)
 BENCHMARKS = Limit(24_935, 10.80)
-TESTS = Limit(213_500, 11.40)
+TESTS = Limit(213_900, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
 LONGEST_TENSOR_FUNCTION = 60  # lines
