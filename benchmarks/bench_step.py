@@ -161,10 +161,6 @@ def random_model(shape: str, layers: int | None = None) -> Any:
     return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False))
 
 
-def parameters_of(trainer: Any) -> int:
-    return sum(weight.numel() for name, weight in trainer.model.named_parameters() if "lora_" not in name)
-
-
 def scored_batch(group: int, prompt: int, length: int) -> dict[str, torch.Tensor]:
     """A scored batch: one prompt, completions of half to all of the length that share their first and last tokens."""
     generator = torch.Generator().manual_seed(1)
@@ -233,7 +229,7 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
         phase, _, name = key.partition("/")
         seconds.setdefault(phase, {})[name] = median
     return {
-        "parameters": parameters_of(ours),
+        "parameters": sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name),
         "seconds": seconds,
         "gradient_error": error.item(),
         "peak_mib": peaks,

@@ -91,7 +91,6 @@ def time_group(shape: str, directory: Path, length: int, rounds: int) -> dict[st
         "parameters": sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name),
         "tokens": int(batches["gtpo"]["host_masks"].sum()),
         "seconds": seconds,
-        "packed / unsloth": seconds["packed"] / seconds["unsloth"],
         "unsloth packs": getattr(model, "_unsloth_seq_packing_grad_ok", None) is True,
         "gradient_error": ((gradients["packed"] - gradients["rows"]).norm() / gradients["rows"].norm()).item(),
     }

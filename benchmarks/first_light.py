@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
@@ -421,7 +421,8 @@ def real_weights(named: str | None, device: str) -> Path | None:
         return None
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """A stage: seconds by phase, tokens per second and memory of a step with the presets.
 
     Attributes:
@@ -443,12 +444,12 @@ class Step(NamedTuple):
         name = self.model_of(bench)
         prompt, completion = bench.sizes.lengths[self.lengths]
         bench.numbers |= {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
-        run = bench.work / f"step-{'-'.join(map(str, self))}"
+        run = bench.work / f"step-{'-'.join(map(str, astuple(self)))}"
         script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
         try:
             bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
         except Fault as fault:
-            if self._replace(lengths="longest") == Step():  # others may not fit
+            if replace(self, lengths="longest") == Step():  # others may not fit
                 raise
             bench.numbers["failed"] = str(fault)
             return f"{name}: {fault}"

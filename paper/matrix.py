@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,16 +130,18 @@ class Evaluation:
 
 def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
     """An evaluation of several hours as one part per GPU, of an hour at least; the evaluation then merges them."""
-    shards, log = min(gpus, int(evaluation.cost)), evaluation.log
-    return [
-        replace(
+    count = min(gpus, int(evaluation.cost))
+    log = evaluation.log
+    shards = []
+    for number in range(1, count + 1):
+        shard = replace(
             evaluation,
-            flags=(*evaluation.flags, "--shard", f"{number}/{shards}"),
-            log=log.with_stem(f"{log.stem}-{number}-of-{shards}"),
-            cost=evaluation.cost / shards,
+            flags=(*evaluation.flags, "--shard", f"{number}/{count}"),
+            log=log.with_stem(f"{log.stem}-{number}-of-{count}"),
+            cost=evaluation.cost / count,
         )
-        for number in (range(1, shards + 1) if shards > 1 else ())
-    ]
+        shards.append(shard)
+    return shards if count > 1 else []
 
 
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
@@ -178,8 +181,11 @@ def groups_of(matrix: Matrix, figure: str, scale: str) -> dict[str, dict[str, st
 
 def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
     """The names of the runs of some figures, without duplicates."""
-    groups = [group for figure in figures for group in groups_of(matrix, figure, scale).values()]
-    return list(dict.fromkeys(name for group in groups for name in group.values()))
+    names: dict[str, None] = {}
+    for figure in figures:
+        for curves in groups_of(matrix, figure, scale).values():
+            names |= dict.fromkeys(curves.values())
+    return [*names]
 
 
 def settings_of(matrix: Matrix, scale: str, name: str) -> dict[str, Any]:
@@ -229,38 +235,43 @@ def experiments_of(
 
     ``seeds``: by default those of the figure, of ``all`` or of the scale; ``only``: parts, one of which a name has.
     """
-    order: list[tuple[int, str, int]] = []
+    spec = matrix[scale]
     is_all = [*figures] == select_figures(matrix, ["all"], scale)
-    default = seeds_of_all(matrix, scale) if is_all else matrix[scale]["seeds"]
+    default = seeds_of_all(matrix, scale) if is_all else spec["seeds"]
+    runs = []
     for figure in figures:
-        chosen = seeds or matrix[scale]["seeds_of"].get(figure, default)
-        names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
-        order += [(i, name, seed) for name in names for i, seed in enumerate(chosen)]
-    if not order and (known := runs_of(matrix, figures, scale)):
+        chosen = seeds or spec["seeds_of"].get(figure, default)
+        for name in runs_of(matrix, [figure], scale):
+            if any(part in name for part in only):
+                runs += [(number, name, seed) for number, seed in enumerate(chosen)]
+    if not runs and (known := runs_of(matrix, figures, scale)):
         raise UsageError(f"--only {' '.join(only)} matches none of {', '.join(known)}{nearest(only[0], known)}.")
-    runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
-    return [experiment(matrix, scale, name, seed) for name, seed in runs]
+    runs.sort(key=itemgetter(0))  # stable: the order of the figures
+    unique = dict.fromkeys((name, seed) for _, name, seed in runs)
+    return [experiment(matrix, scale, name, seed) for name, seed in unique]
 
 
 def evaluations_of(
     matrix: Matrix, figures: Sequence[str], scale: str, experiments: Sequence[Experiment]
 ) -> list[Evaluation]:
     """The evaluations of some figures: one per base model, benchmark and checkpoint, with every seed of its runs."""
-    needed = [
-        (run, benchmark)
-        for figure in figures
-        for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items()
-        for benchmark in benchmarks
-        for run in experiments
-        if run.name in groups_of(matrix, figure, scale).get(group, {}).values()
-    ]
+    needed = []
+    for figure in figures:
+        groups = groups_of(matrix, figure, scale)
+        for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items():
+            shown = groups.get(group, {}).values()
+            runs = [run for run in experiments if run.name in shown]
+            needed += [(run, benchmark) for benchmark in benchmarks for run in runs]
     return plan_evaluations(matrix, scale, needed)
 
 
 def models_of_runs(matrix: Matrix) -> dict[str, str]:
     """Name of a run of any figure -> the model that it trains."""
-    every = [(scale, name) for scale in SCALES for name in runs_of(matrix, figure_names(matrix), scale)]
-    return {name: experiment(matrix, scale, name, 1).model for scale, name in every}
+    models = {}
+    for scale in SCALES:
+        for name in runs_of(matrix, figure_names(matrix), scale):
+            models[name] = experiment(matrix, scale, name, 1).model
+    return models
 
 
 def scored_name(matrix: Matrix, scale: str, run: str) -> str:
@@ -270,20 +281,30 @@ def scored_name(matrix: Matrix, scale: str, run: str) -> str:
 
 def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]]) -> list[Evaluation]:
     """The evaluations of some runs on some benchmarks: one per base model, benchmark and checkpoint."""
-    spec, root = matrix[scale], RUNS / scale
+    spec = matrix[scale]
+    directory = RUNS / scale / "evaluation"
     together: dict[tuple[str, str, str], dict[Experiment, None]] = {}
     for run, benchmark in needed:
-        drawn = "last" if scored_name(matrix, scale, run.name) == run.name else "best"
-        for checkpoint in ("last", "best") if run.name.startswith(tuple(spec["both"])) else (drawn,):
+        checkpoints = ["last" if scored_name(matrix, scale, run.name) == run.name else "best"]
+        if run.name.startswith(tuple(spec["both"])):
+            checkpoints = ["last", "best"]
+        for checkpoint in checkpoints:
             together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
     evaluations = []
     for (model, benchmark, checkpoint), runs in together.items():
-        sampling, name = spec["evaluation"][benchmark], Path(model).name
-        directory = root / "evaluation"
-        flags = to_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": str(directory)})
-        samples = sampling["k"] * (sampling.get("limit") or SOURCES[f"test/{benchmark}"].rows)
-        samples *= len(runs) + (checkpoint == "last")  # and the base
-        cost = samples * spec["seconds_per_sample"][name] / (60 if UNITS[scale] == "CPU minutes" else 3600)
-        log = root / "logs" / f"evaluate-{name}-{Path(benchmark).stem}-{checkpoint}.log"
+        sampling = spec["evaluation"][benchmark]
+        flags = to_argv(
+            {
+                "benchmarks": benchmark,
+                "checkpoint": checkpoint,
+                **sampling,
+                "output_dir": str(directory),
+            }
+        )
+        problems = sampling.get("limit") or SOURCES[f"test/{benchmark}"].rows
+        policies = len(runs) + (checkpoint == "last")  # and the base
+        seconds = sampling["k"] * problems * policies * spec["seconds_per_sample"][model]
+        cost = seconds / (60 if UNITS[scale] == "CPU minutes" else 3600)
+        log = RUNS / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
         evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(flags), directory, log, cost))
     return evaluations

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed re
 METRICS_INDEX, SCORES_INDEX = ["run", "seed", "step"], ["run", "benchmark", "seed"]
 GREEDY = "_greedy"  # ends the name of a benchmark at temperature 0
 Run = tuple[str, int]  # name and seed
+Entry = dict[str, Any]  # of results.json
 
 
 @dataclass(frozen=True)
@@ -39,26 +40,31 @@ class Results:
     scores: DataFrame
 
     @classmethod
-    def of(cls, runs: Mapping[Run, Any], entries: Iterable[dict[str, Any]] = ()) -> "Results":
+    def of(cls, runs: Mapping[Run, Any], entries: Iterable[Entry] = ()) -> "Results":
         """From the rows of each run, and entries of ``results.json``; of two of the same run the later one counts."""
         tables = [DataFrame(rows).assign(run=name, seed=seed) for (name, seed), rows in runs.items()]
         metrics = concat(tables) if tables else DataFrame(columns=METRICS_INDEX)
-        rows = {}
-        for row in map(_scores_of, entries):
-            base = row["run"] == "base" and row["entry"]["label"]  # of several models
-            rows[row["run"], row["benchmark"], row["seed"], base] = row
-        scores = DataFrame(list(rows.values()), columns=None if rows else SCORES_INDEX)
-        return cls(metrics.set_index(METRICS_INDEX).sort_index(), scores.set_index(SCORES_INDEX).sort_index())
+        latest = {}
+        for entry in entries:
+            row = _scores_of(entry)
+            base = entry["label"] if row["run"] == "base" else None  # of several models
+            latest[row["run"], row["benchmark"], row["seed"], base] = row
+        scores = DataFrame([*latest.values()], columns=None if latest else SCORES_INDEX)
+        return cls(
+            metrics.set_index(METRICS_INDEX).sort_index(),
+            scores.set_index(SCORES_INDEX).sort_index(),
+        )
 
     @cached_property
     def runs(self) -> dict[Run, DataFrame]:
         """Name and seed -> the metrics of a run by step."""
-        return {run: rows.droplevel(["run", "seed"]) for run, rows in self.metrics.groupby(level=["run", "seed"])}
+        by_run = self.metrics.groupby(level=["run", "seed"])
+        return {run: rows.droplevel(["run", "seed"]) for run, rows in by_run}
 
     @property
     def names(self) -> set[str]:
         """The runs that have metrics or scores."""
-        return {*(name for name, _ in self.runs), *self.scores.index.get_level_values("run")}
+        return {name for name, *_ in (*self.runs, *self.scores.index)}
 
     def seeds(self, name: str) -> list[int]:
         """The seeds with metrics of a run."""
@@ -76,17 +82,22 @@ class Results:
         curves = {}
         for seed in self.seeds(name):
             with suppress(KeyError):
-                curves[seed] = self.runs[name, seed][metric].astype(float).rolling(window, min_periods=1).mean()
-        return concat(curves, axis=1, join="inner").dropna(axis=1, how="all") if curves else DataFrame()
+                logged = self.runs[name, seed][metric].astype(float)
+                curves[seed] = logged.rolling(window, min_periods=1).mean()
+        if not curves:
+            return DataFrame()
+        return concat(curves, axis=1, join="inner").dropna(axis=1, how="all")
 
     def scored(self, name: str | None, benchmark: str | None) -> DataFrame:
         """The evaluations of a run on a benchmark by seed, with the scores that one of them has."""
         index = self.scores.index
-        chosen = (index.get_level_values("run") == name) & (index.get_level_values("benchmark") == benchmark)
-        return self.scores[chosen].droplevel(["run", "benchmark"]).dropna(axis=1, how="all")
+        of_run = index.get_level_values("run") == name
+        on_benchmark = index.get_level_values("benchmark") == benchmark
+        rows = self.scores[of_run & on_benchmark]
+        return rows.droplevel(["run", "benchmark"]).dropna(axis=1, how="all")
 
 
-def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
+def _scores_of(entry: Entry) -> Entry:
     """The row of an entry; of the adapters of a run the final one has its name, others ``NAME@best``, ``NAME@40``."""
     adapter = Path(entry["adapter"] or "base/adapter")
     run = RunDirectory(adapter.parent)
@@ -95,7 +106,10 @@ def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
         name += f"@{adapter.name.removeprefix('checkpoint-')}"
     row = {"run": name, "benchmark": entry["benchmark"], "seed": seed or 0, "entry": entry}
     for kind, value in entry["scores"].items():
-        row |= {f"{kind}@{k}": score for k, score in value.items()} if isinstance(value, dict) else {kind: value}
+        if isinstance(value, dict):
+            row |= {f"{kind}@{k}": score for k, score in value.items()}
+        else:
+            row[kind] = value
     return row
 
 
@@ -105,48 +119,63 @@ def split_name(directory: Path) -> tuple[str, int | None]:
     return name.removesuffix("-paper"), seed
 
 
+def _identify(directory: Path, config: Mapping[str, Any]) -> Run:
+    """The name and seed of a run, whose name may lack a seed that its settings have."""
+    name, seed = split_name(directory)
+    return name, int(config.get("seed", 0)) if seed is None else seed
+
+
 def read_results(directories: list[Path], models: Mapping[str, str] = MappingProxyType({})) -> Results:
     """Every run and evaluation below some directories, condensed or not; of two with one name and seed, the newer one.
 
     ``models``: run name -> model; a run of that name with another model in its settings is left out.
     """
     runs: dict[Run, Any] = {}
-    entries: list[dict[str, Any]] = []
+    condensed: list[Entry] = []
     for directory in directories:
         if (directory / METRICS_FILE).is_file():
-            runs |= dict(iter(read_parquet(directory / METRICS_FILE).groupby(["run", "seed"])))
-            entries += json.loads((directory / SCORES_FILE).read_bytes())
+            rows = read_parquet(directory / METRICS_FILE)
+            runs |= dict(iter(rows.groupby(["run", "seed"])))
+            condensed += json.loads((directory / SCORES_FILE).read_bytes())
     for run in find_runs(directories, having="metrics"):
         if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
-        name, seed = split_name(run.path)
-        if seed is None:
-            seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
+        config = run.read_config() if run.config.is_file() else {}
         with suppress(UsageError):  # no step is logged yet
-            runs[name, seed] = [row for row in run.read_metrics() if not is_held_out(row)]
-    found = []
-    evaluations = {path for directory in directories for path in directory.rglob("results.json")}
-    for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
-        for entry in json.loads(path.read_bytes())["results"]:
-            run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
-            if _expected_model(run, models):
-                continue
-            if weights_have_changed(entry):
-                logger.warning("scores in %s are left out: %s has other weights now", path, entry["adapter"])
-                continue
-            if entry.get("settings", {}).get("temperature") == 0:
-                entry["benchmark"] += GREEDY
-            found.append(entry)
-    return Results.of(runs, entries + comparable(found))
+            runs[_identify(run.path, config)] = [row for row in run.read_metrics() if not is_held_out(row)]
+    evaluations: set[Path] = set()
+    for directory in directories:
+        evaluations |= {*directory.rglob("results.json")}
+    oldest_first = sorted(evaluations, key=lambda path: path.stat().st_mtime)
+    found = [entry for path in oldest_first for entry in _entries_of(path, models)]
+    return Results.of(runs, condensed + comparable(found))
+
+
+def _entries_of(path: Path, models: Mapping[str, str]) -> Iterator[Entry]:
+    """The entries of a ``results.json`` that are of the runs as they are now; greedy ones under a name of their own."""
+    for entry in json.loads(path.read_bytes())["results"]:
+        run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
+        if _expected_model(run, models):
+            continue
+        if weights_have_changed(entry):
+            logger.warning("scores in %s are left out: %s has other weights now", path, entry["adapter"])
+            continue
+        if entry.get("settings", {}).get("temperature") == 0:
+            entry["benchmark"] += GREEDY
+        yield entry
 
 
 def _expected_model(run: RunDirectory, models: Mapping[str, str]) -> str | None:
     """The model that the run of this name trains, if this one trains another, as far as its settings say."""
-    expected = models.get(split_name(run.path)[0])
-    stored = run.read_config().get("model") if expected and run.config.is_file() else None
-    same = stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
-    return None if same else expected
+    name, _ = split_name(run.path)
+    expected = models.get(name)
+    if expected is None or not run.config.is_file():
+        return None
+    stored = run.read_config().get("model", expected)
+    if MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(expected, expected):
+        return None
+    return expected
 
 
 def read_wandb(project: str) -> Results:
@@ -155,8 +184,7 @@ def read_wandb(project: str) -> Results:
 
     runs = {}
     for run in wandb.Api().runs(project):
-        name, seed = split_name(Path(run.name))
         rows = [row for row in run.scan_history() if row.get("step") is not None and not is_held_out(row)]
         if rows:
-            runs[name, int(run.config.get("seed", 0)) if seed is None else seed] = rows
+            runs[_identify(Path(run.name), run.config)] = rows
     return Results.of(runs)

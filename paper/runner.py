@@ -25,6 +25,7 @@ from gtpo.runs.script import limit_openmp_spinning
 from paper.matrix import Evaluation, Work, command_of, shards_of
 
 Process = subprocess.Popen[bytes]
+Environment = Mapping[str, str]  # variables of a process, over those of this one
 
 LIBRARIES = [  # imported before the forks; none starts a thread
     "trl.trainer.grpo_trainer",
@@ -36,7 +37,7 @@ _forks = multiprocessing.get_context("forkserver")
 _polling = threading.Lock()
 
 
-def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
+def run_one(work: Work, environment: Environment, started: Callable[[Process], None] | None = None) -> int:
     """Do what is left of a run or evaluation; waits while another process of this machine does it.
 
     Returns the exit code of the script, whose process ``started`` is given; 0 if nothing is left.
@@ -53,7 +54,7 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
             return process.wait()
 
 
-def run_forked(work: Work, environment: Mapping[str, str]) -> int:
+def run_forked(work: Work, environment: Environment) -> int:
     """As :func:`run_one`, in a fork of a process that has imported ``LIBRARIES``."""
     process = _forks.Process(target=_run_script, args=(work, {**os.environ, **environment}))
     with _polling:  # each start polls all processes, and an exit code can be read once
@@ -64,7 +65,7 @@ def run_forked(work: Work, environment: Mapping[str, str]) -> int:
     return process.exitcode or 0
 
 
-def _run_script(work: Work, environment: Mapping[str, str]) -> None:
+def _run_script(work: Work, environment: Environment) -> None:
     gc.freeze()  # the libraries stay: no collection has to look through them
     log = _locked_log(work)
     if words := work.remaining():
@@ -87,7 +88,7 @@ def _locked_log(work: Work) -> IO[str]:
     return log
 
 
-def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
+def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Environment]) -> list[str]:
     """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
     An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
@@ -95,40 +96,25 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
     """
     from tqdm import tqdm
 
+    on_gpus = "CUDA_VISIBLE_DEVICES" in slots[0]
     # A fork cannot use CUDA if the imports have, and macOS allows few calls after one.
-    can_fork = sys.platform == "linux" and "CUDA_VISIBLE_DEVICES" not in slots[0] and not gpu_is_available()
+    can_fork = sys.platform == "linux" and not on_gpus and not gpu_is_available()
     run = run_forked if can_fork else run_one
     os.environ |= threads_of(len(slots))  # read by OpenMP when the libraries are imported
     limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
-    free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+    after = _dependencies([*experiments, *evaluations], gpus=len(slots) if on_gpus else 1)
+    free: SimpleQueue[Environment] = SimpleQueue()
     for slot in slots:
         free.put(slot)
-
-    def in_a_slot(work: Work) -> int:
-        if work.is_finished:
-            return 0
-        slot = free.get()
-        try:
-            return run(work, slot)
-        finally:
-            free.put(slot)
-
-    works: list[Work] = [*experiments, *evaluations]
-    after: dict[Work, Sequence[Work]] = {work: getattr(work, "experiments", ()) for work in works}
-    if "CUDA_VISIBLE_DEVICES" in slots[0]:
-        for evaluation in [work for work in evaluations if isinstance(work, Evaluation)]:
-            shards = shards_of(evaluation, len(slots))
-            after |= dict.fromkeys(shards, evaluation.experiments)
-            after[evaluation] = [*evaluation.experiments, *shards]
-    order: TopologicalSorter[Work] = TopologicalSorter(after)
+    order = TopologicalSorter(after)
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}
     bar = tqdm(total=len(after), unit=" runs and evaluations")
     with bar, ThreadPoolExecutor(len(slots)) as pool:
         while order.is_active():
-            futures |= {pool.submit(in_a_slot, work): work for work in order.get_ready()}
+            futures |= {pool.submit(_in_a_free_slot, work, free, run): work for work in order.get_ready()}
             try:
                 done, _ = wait(futures, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
@@ -142,6 +128,29 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
                 if code := future.result():
                     failed.append(failure(work, f"failed with exit code {code}"))
     return failed
+
+
+def _in_a_free_slot(work: Work, free: SimpleQueue[Environment], run: Callable[[Work, Environment], int]) -> int:
+    """``run`` with the environment of a slot that no other work has at the time."""
+    if work.is_finished:
+        return 0
+    slot = free.get()
+    try:
+        return run(work, slot)
+    finally:
+        free.put(slot)
+
+
+def _dependencies(works: Sequence[Work], gpus: int) -> dict[Work, Sequence[Work]]:
+    """What each run and evaluation waits for; on several GPUs an evaluation waits for its shards too."""
+    after: dict[Work, Sequence[Work]] = {}
+    for work in works:
+        after[work] = getattr(work, "experiments", ())
+        if isinstance(work, Evaluation):
+            shards = shards_of(work, gpus)
+            after |= dict.fromkeys(shards, work.experiments)
+            after[work] = [*work.experiments, *shards]
+    return after
 
 
 def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:

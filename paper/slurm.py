@@ -28,7 +28,6 @@ from paper.runner import Process, Work, cores, failure, run_all, run_one, slots_
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
 POLL_SECONDS = {"slurm": 10, "local": 0.1}
 STOPPED = {-signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGTERM, 128 + signal.SIGUSR2}
-OWN_KEYS = ("cluster", "parallel", "time")
 NOT_KEYS = (
     *("nodes", "tasks_per_node", "ntasks_per_node", "gpus_per_node", "gpus_per_task"),
     *("dependency", "map_count", "array_parallelism", "timeout_min"),
@@ -85,13 +84,12 @@ class Job:
         return DelayedSubmission(Job(self.work, self.share))
 
 
-def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], cluster: Cluster) -> list[str]:
+def run_jobs(works: Sequence[Work], cluster: Cluster) -> list[str]:
     """Submit what is missing, and wait for it; a message for each run or evaluation that failed or was killed."""
     from tqdm import tqdm
 
     jobs: dict[Work, Any] = {}
     arrays: dict[tuple[Experiment, ...], list[Work]] = {}  # by the runs that they wait for
-    works: list[Work] = [*experiments, *evaluations]
     for work in works:
         if not work.is_finished:
             arrays.setdefault(getattr(work, "experiments", ()), []).append(work)
@@ -112,7 +110,8 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
                 wait((cluster.parallel or 1) - 1)
                 jobs |= cluster.submit([work])
         wait(0)
-    return [message for work, job in jobs.items() if (message := _message(work, job))]
+    messages = [_message(work, job) for work, job in jobs.items()]
+    return [*filter(None, messages)]
 
 
 def _message(work: Work, job: Any) -> str | None:
@@ -137,7 +136,8 @@ def run_missing(
     if not Path("evaluate.py").is_file():  # the scripts are those of the working directory
         raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
     if slurm:
-        failures = run_jobs(experiments, evaluations, read_cluster(slurm, scale, RUNS / scale / "jobs"))
+        cluster = read_cluster(slurm, scale, RUNS / scale / "jobs")
+        failures = run_jobs([*experiments, *evaluations], cluster)
     else:
         failures = run_all(experiments, evaluations, slots_of(scale, gpus, jobs))
     return read_results([RUNS / scale]), failures
@@ -146,23 +146,28 @@ def run_missing(
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
-    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key is unknown or would give a run more than
-    one task or GPU, or jobs of the same name are queued.
+    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key would give a run more than one task or
+    GPU, or jobs of the same name are queued; submitit names an unknown key.
     """
-    from submitit import AutoExecutor, SlurmExecutor
+    from submitit import AutoExecutor
 
-    shared = AutoExecutor._valid_parameters()
-    known = {*OWN_KEYS, *SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS)
     given: dict[str, Any] = {}
-    for key, _, value in (word.partition("=") for word in words):
-        if key not in known or not value:
-            raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
-        given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
-    name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in NOT_KEYS or not value:
+            raise UsageError(f"--slurm {word}: expected KEY=VALUE, of a run with one task and one GPU.")
+        given[key] = int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
+    name = given.pop("cluster", "slurm")
+    parallel = given.pop("parallel", None)
+    limit = given.pop("time", "24:00:00")
     parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
     if scale == "paper" and "gres" not in given:
         parameters["gpus_per_node"] = 1
-    parameters |= {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
+    if "setup" in given:
+        given["setup"] = [given["setup"]]  # lines of a script
+    for key, value in given.items():
+        is_shared = key in AutoExecutor._valid_parameters()
+        parameters[key if is_shared else f"slurm_{key}"] = value
     if name == "slurm":
         _check_queue(str(parameters["name"]))
     elif scale == "paper" and (parallel or 1) > 1:

@@ -34,10 +34,12 @@ def table(
 
     Costs of training at paper scale are an upper end: with the ``speedup`` of the matrix a run takes less.
     """
-    unit, speedup = UNITS[scale], matrix[scale].get("speedup", {})
+    unit = UNITS[scale]
+    speedup = matrix[scale].get("speedup", {})
     states = {run: state_of(run) for run in experiments}
     left = [run for run in experiments if states[run] != "finished"]
-    width = max([len(run.label) for run in experiments] + [len(work.label) for work in evaluations])
+    labels = [run.label for run in experiments] + [work.label for work in evaluations]
+    width = max(map(len, labels))
     lines = [f"{unit}, of training at most; in brackets of a run that collapses at once:"] if speedup else []
     for run in experiments:
         collapsed = f" ({run.collapsed:.0f})" if run.collapsed else ""
@@ -46,17 +48,21 @@ def table(
         scored = sum(map(work.is_scored, work.experiments))
         state = f"{scored} of {len(work.experiments)}"
         lines.append(f"{work.label:{width}}  {state:11}  {work.cost:6.1f}")
-    lines += ["", f"Training by figure, {unit}; runs that several figures share are in each:"] if figures else []
+    if figures:
+        lines += ["", f"Training by figure, {unit}; runs that several figures share are in each:"]
     for figure in figures:
         shown = [run for run in experiments if run.name in runs_of(matrix, [figure], scale)]
         to_do = _cost(run for run in left if run in shown)
         lines.append(f"{figure:10} {len(shown):4} runs   {_cost(shown):7.1f}, {to_do:.1f} remaining")
-    least = sum(run.cost / speedup.get(run.model, 1) for run in left)  # than the logs that the costs are from
-    hours = f"{least:.0f} to {_cost(left):.0f}" if speedup else f"{_cost(left):.0f}"
+    hours = f"{_cost(left):.0f}"
+    if speedup:  # of GPUs since the logs that the costs are from
+        least = sum(run.cost / speedup.get(run.model, 1) for run in left)
+        hours = f"{least:.0f} to {hours}"
     scoring = _cost(work for work in evaluations if not work.is_finished)
+    counts = ", ".join(f"{[*states.values()].count(state)} {state}" for state in STATES)
     lines += [
         "",
-        f"{len(experiments)} runs: {', '.join(f'{[*states.values()].count(state)} {state}' for state in STATES)};",
+        f"{len(experiments)} runs: {counts};",
         f"about {hours} {unit} of training and {scoring:.0f} of evaluation remaining",
         "(estimates, configs/experiments.yaml).",
     ]
@@ -69,14 +75,16 @@ def _cost(works: Iterable[Experiment | Evaluation]) -> float:
 
 def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
     """A shell command per line, each after those that it depends on; started again, it continues where it stopped."""
+    unit = UNITS[scale]
     lines = []
     for experiment in experiments:
         run = experiment.run
+        weights = run.adapter / "adapter_config.json"
         checkpoints = run.checkpoint("*") / MANIFEST
         again = f"$(ls {checkpoints} > /dev/null 2>&1 && echo --resume {run.path} || echo --overwrite true)"
-        what = f"{experiment.label}; {experiment.cost:.1f} {UNITS[scale]}"
-        lines.append(f"[ -e {run.adapter / 'adapter_config.json'} ] || {command_of(experiment)} {again}  # {what}")
+        command = f"[ -e {weights} ] || {command_of(experiment)} {again}"
+        lines.append(f"{command}  # {experiment.label}; {experiment.cost:.1f} {unit}")
     for work in evaluations:
         after = " ".join(run.label for run in work.experiments)
-        lines.append(f"{command_of(work)}  # {work.label}; {work.cost:.1f} {UNITS[scale]}; after: {after}")
+        lines.append(f"{command_of(work)}  # {work.label}; {work.cost:.1f} {unit}; after: {after}")
     return "\n".join(lines)

@@ -33,9 +33,8 @@ def main(data_dir: str | None, sampled: list[Path]) -> None:
         golds = {problem.id: problem.gold for problem in problems}
         for directory in sampled:
             path = directory / f"{name}.jsonl"
-            _, found = read_completions(path) if path.is_file() else ({}, [])
-            for row in found:
-                rows.append((name, "sampled", golds[row["id"]], row["completion"].strip()))
+            for sample in read_completions(path)[1] if path.is_file() else ():
+                rows.append((name, "sampled", golds[sample["id"]], sample["completion"].strip()))
         for problem in rng.sample(problems, PROBLEMS):
             kind, answer = rng.choice(RIGHT)(problem.gold)
             rows.append((name, kind, problem.gold, write(name, answer)))

@@ -211,6 +211,16 @@ def test_a_stored_report_has_what_its_stages_say() -> None:
             assert not ("beside" in entry and re.search(r"\d m?s\b", entry["verdict"])), name
 
 
+@pytest.mark.slow
+def test_a_step_of_the_library_is_measured_on_a_cpu(tmp_path: Path) -> None:
+    """TRL's trainer in the train script, with its phases: the one stage that needs no other package."""
+    bench = Bench("cpu", tmp_path, first_light.launch_process)
+    (entry,) = first_light.first_light(bench, tmp_path / "report.json", ["step_trl"])["stages"].values()
+    assert entry["outcome"] == "passed" and "failed" not in entry["numbers"], entry
+    assert {"generation", "loss", "backward", "optimizer"} <= entry["numbers"]["seconds"].keys()
+    assert entry["numbers"]["seconds_of_a_step"] > 0 and entry["numbers"]["longest"] == 12
+
+
 def test_the_rates_of_the_measured_steps(bench: Bench) -> None:
     """690 tokens more take 27.6 s more: 0.04 s per token; 27 - 460 x 0.04 = 8.6 s for 12 micro-batches."""
     bench.results |= {"step_gsm8k": STEP, "step_math": LONGER}

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value, write_run
+from fake_runs import MATRIX, make_all, make_run, rows, value, write_run
 from helpers.results import results_of
 from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
 from gtpo.errors import UsageError
 from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
 from gtpo.reports.metrics import smooth
-from paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
+from paper.figures import caption, draw, draw_all, missing, table1, table_markdown
 from paper.matrix import groups_of, runs_of, scored_name
 from paper.results import read_results
 
@@ -98,42 +98,72 @@ DRAWN = [(name, scale) for scale in ("tiny", "paper") for name in MATRIX["figure
 each_figure = mark.parametrize(("name", "scale"), DRAWN, ids=lambda value: value)
 
 
-def expected_curve(run: str, scale: str, metric: str, window: int) -> tuple[list[float], list[float]]:
-    """By definition: the trailing mean of each seed, then the mean over seeds."""
-    if metric in ("pass", "maj"):
-        return list(KS), [statistics.mean(value(run, seed, metric, k) for seed in SEEDS[scale]) for k in KS]
-    means = []
-    for step in range(1, STEPS):
-        last = range(max(1, step - window + 1), step + 1)
-        means.append(statistics.mean(value(run, seed, metric, s) for seed in SEEDS[scale] for s in last))
-    return list(range(1, STEPS)), means
+def lines_of(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Legend label -> (x, y), of one panel."""
+    lines = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
 
 
-@each_figure
-def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setitem(MATRIX[scale], "window", 3)
-    spec = MATRIX["figures"][name]
-    groups = groups_of(MATRIX, name, scale)
-    figure = draw(MATRIX, name, scale, read_results(make_all(tmp_path, runs_of(MATRIX, [name], scale), scale)))
-    panels = spec["panels"]
-    assert len(figure.axes) == len(panels) * len(groups)
-    for i, (title, curves) in enumerate(groups.items()):
-        axes = figure.axes[i :: len(groups)]
-        rate = {"rate that learns": ", learning rate 0.001", "high rate": ", learning rate 0.0028"}.get(title, "")
-        assert axes[0].get_title(loc="left") == title + rate
-        of_k = "k; GRPO at its best step" if title.startswith(("high rate", "LLaMA")) else "k"
-        for axis, metric in zip(axes, panels, strict=True):
-            assert axis.get_ylabel() == LABELS[metric]
-            assert axis.get_xlabel() == (of_k if metric in ("pass", "maj") else "training step")
-            lines = {line.get_label(): line for line in axis.lines if not str(line.get_label()).startswith("_")}
-            assert (lines.pop("ln 2").get_ydata()[0] == math.log(2)) if metric == "entropy" else "ln 2" not in lines
-            assert list(lines) == [f"{legend} (n = {len(SEEDS[scale])})" for legend in curves]
-            for line, run in zip(lines.values(), curves.values(), strict=True):
-                x, y = expected_curve(run, scale, metric, window=3)
-                assert list(line.get_xdata()) == x
-                assert list(line.get_ydata()) == approx(y)
-            bands = [collection.get_datalim(axis.transData) for collection in axis.collections]
-            assert len(bands) == (len(curves) if len(SEEDS[scale]) > 2 else 0)
+def logged(**values: list[float]) -> list[dict[str, float]]:
+    steps = range(len(next(iter(values.values()))))
+    return [{"step": step + 1} | {metric: numbers[step] for metric, numbers in values.items()} for step in steps]
+
+
+def test_figure_2_by_hand(monkeypatch: MonkeyPatch) -> None:
+    """A column per learning rate: trailing means of two steps, their mean over two seeds, scores over k."""
+    monkeypatch.setitem(MATRIX["tiny"], "window", 2)
+    metrics = {
+        "gtpo-g8": {1: logged(accuracy=[10, 30, 50]), 2: logged(accuracy=[20, 20, 20])},
+        "grpo-late-g8-beta0": {1: logged(accuracy=[0, 100, 0])},
+    }
+    passed = {"scores": {"pass": {"1": 40.0, "8": 60.0}, "maj": {"4": 50.0}}}
+    at_end = {"scores": {"pass": {"1": 1.0}, "maj": {"4": 2.0}}}
+    scores = {
+        "gtpo-g8": {"arithmetic": {1: passed, 2: {"scores": {"pass": {"1": 50.0, "8": 80.0}, "maj": {"4": 60.0}}}}},
+        "grpo-late-g8-beta0@best": {"arithmetic": {1: passed}},
+        "grpo-late-g8-beta0": {"arithmetic": {1: at_end}},
+    }
+    axes = draw(MATRIX, "fig2", "tiny", results_of(metrics, scores)).axes
+    assert [axis.get_title(loc="left") for axis in axes] == [
+        "rate that learns, learning rate 0.001", "high rate, learning rate 0.0028",
+        "", "",
+        "", "GRPO at its best step",
+        "", "GRPO at its best step",
+    ]  # fmt: skip
+    labels = ["accuracy (%)", "formatting (%)", "pass@k (%)", "maj@k (%)"]
+    assert [axis.get_ylabel() for axis in axes[::2]] == [axis.get_ylabel() for axis in axes[1::2]] == labels
+    assert [axis.get_xlabel() for axis in axes[::2]] == ["training step", "training step", "k", "k"]
+    accuracy, accuracy_late, _, _, pass_at_k, pass_late, maj_at_k, _ = axes
+    gtpo, grpo = "GTPO G = 8 (n = 2)", "GRPO G = 8, β = 0 (n = 1)"
+    assert lines_of(accuracy) == {gtpo: ([1, 2, 3], [15, 20, 30])}
+    assert lines_of(accuracy_late) == {grpo: ([1, 2, 3], [0, 50, 50])}
+    assert lines_of(pass_at_k) == {gtpo: ([1, 8], [45, 70])} and lines_of(maj_at_k) == {gtpo: ([4], [55])}
+    assert lines_of(pass_late) == {grpo: ([1, 8], [40, 60])}
+    assert [text.get_text() for text in pass_late.get_xticklabels()] == ["1", "8"]
+    assert [axis.lines[0].get_color() for axis in (accuracy, accuracy_late)] == ["#0072B2", "#777777"]
+
+
+def test_figure_4d_by_hand_at_paper_scale(monkeypatch: MonkeyPatch) -> None:
+    """One group: a row of panels, ln 2 with the entropy, one color per method, a line for every run."""
+    monkeypatch.setitem(MATRIX["paper"], "window", 1)
+    runs = {
+        "gtpo-llama-gsm8k-h1.05": 1.0,
+        "grpo-llama-gsm8k-g8-beta0": 2.0,
+        "gtpo-llama-gsm8k-no-correction-h1.05": 3.0,
+    }
+    metrics = {
+        run: {3407: logged(entropy=[x, x / 2], accuracy=[10 * x, 20 * x], formatting=[100, 100])}
+        for run, x in runs.items()
+    }
+    entropy, accuracy, formatting = draw(MATRIX, "fig4d", "paper", results_of(metrics)).axes
+    assert [axis.get_title(loc="left") for axis in (entropy, accuracy, formatting)] == ["LLaMA, GSM8K", "", ""]
+    labels = ["GTPO ⟨H⟩ᵢ < 1.05 (n = 1)", "GRPO β = 0 (n = 1)", "GRPO γ = 0.1, ⟨H⟩ᵢ < 1.05 (n = 1)"]
+    assert list(lines_of(accuracy)) == labels
+    assert [y for _, y in lines_of(accuracy).values()] == [[10.0, 20.0], [20.0, 40.0], [30.0, 60.0]]
+    assert list(lines_of(entropy)) == [*labels, "ln 2"] and entropy.get_ylabel() == "entropy ⟨H⟩ (nats)"
+    assert lines_of(entropy)["ln 2"][1] == [math.log(2)] * 2 and lines_of(entropy)[labels[2]][1] == [3.0, 1.5]
+    assert formatting.get_ylim()[1] == 102 and not accuracy.collections  # no band of one seed
+    assert len({line.get_color() for line in accuracy.lines}) == 3
 
 
 def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
