@@ -28,6 +28,8 @@ _HOW = (  # settings that may differ
     *("temperature", "top_p", "max_new_tokens", "load_in_4bit"),
     *("system_prompt", "tags", "chat_template", "chat_template_kwargs"),
 )
+Names = tuple[str, str]  # of two sides
+Scores = tuple[list[float], list[float]]
 _Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
 
@@ -38,9 +40,9 @@ class Comparison:
 
     benchmark: str
     metric: str  # such as maj@64
-    names: tuple[str, str]
-    scores: tuple[list[float], list[float]]  # of every seed, for each side
-    per_problem: tuple[list[float], list[float]]  # the mean over seeds, 0 to 1, for each side
+    names: Names
+    scores: Scores  # of every seed, for each side
+    per_problem: Scores  # the mean over seeds, 0 to 1, for each side
 
     @property
     def differences(self) -> list[float]:
@@ -63,14 +65,22 @@ class Comparison:
         """Problems on which the second side is better, worse, and equal."""
         differences = self.differences
         wins = sum(value > 0 for value in differences)
-        ties = differences.count(0)
-        return wins, len(differences) - wins - ties, ties
+        losses = sum(value < 0 for value in differences)
+        return wins, losses, differences.count(0)
 
     @property
     def errors(self) -> tuple[float | None, float | None, float | None]:
         """Standard error over seeds of each side, and of their difference; None for one seed."""
-        first, second = (statistics.stdev(s) / math.sqrt(len(s)) if len(s) > 1 else None for s in self.scores)
-        return first, second, None if first is None or second is None else math.hypot(first, second)
+        first, second = map(_standard_error, self.scores)
+        both = None if first is None or second is None else math.hypot(first, second)
+        return first, second, both
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of a mean; None of one value."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
@@ -78,31 +88,40 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
 
     ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
     """
-    found = [(name, entry) for name in directories for entry in _read_entries(Path(name), Path(output_dir))]
-    for _, entry in found:
-        if weights_have_changed(vars(entry.origin) | {"settings": entry.settings}):
-            logger.warning("%s on %s: the weights have changed since: evaluate it again", entry.label, entry.benchmark)
-    if len({(name, entry.label) for name, entry in found}) > len({entry.label for _, entry in found}):
+    found = []
+    for name in directories:
+        for entry in _read_entries(Path(name), Path(output_dir)):
+            if weights_have_changed(vars(entry.origin) | {"settings": entry.settings}):
+                stale = "%s on %s: the weights have changed since: evaluate it again"
+                logger.warning(stale, entry.label, entry.benchmark)
+            found.append((name, entry))
+    labels = {entry.label for _, entry in found}
+    if len({(name, entry.label) for name, entry in found}) > len(labels):  # a label in two directories
         found = [(name, replace(entry, label=f"{name}/{entry.label}")) for name, entry in found]
     return group_seeds([entry for _, entry in found if not benchmarks or entry.benchmark in benchmarks])
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
     """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
-    labels = dict.fromkeys(entry.label for entry in entries)
-    names = {label: run_label(label)[0] for label in labels}
-    if len(set(names.values())) < 2:
-        names = {label: label for label in labels}
-    if len(labels) < 2:
-        raise UsageError(f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two.")
-    return {name: [e for e in entries if names[e.label] == name] for name in dict.fromkeys(names.values())}
+    names = {entry.label: run_label(entry.label)[0] for entry in entries}
+    if len(names) < 2:
+        raise UsageError(f"a comparison needs the scores of two models, found {', '.join(names) or 'none'}: name two.")
+    are_seeds_of_one = len({*names.values()}) < 2
+    sides: Sides = {}
+    for entry in entries:
+        name = entry.label if are_seeds_of_one else names[entry.label]
+        sides.setdefault(name, []).append(entry)
+    return sides
 
 
 def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     """The scores in a directory, or those of the run in it."""
-    own = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
-    paths = [directory / "results.json"] if (directory / "results.json").is_file() else own
-    paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
+    results = directory / "results.json"
+    paths = [results] if results.is_file() else []
+    if not paths:
+        paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
+    if not paths:
+        paths = sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         below = sorted(str(path.parent) for path in directory.rglob("results.json"))
         others = " or ".join(below) or "outputs/evaluation/RUN, or an evaluated run"
@@ -118,36 +137,45 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     first, *others = sides
     comparisons: list[Comparison] = []
     for other in others:
-        theirs = {entry.benchmark for entry in sides[other]}
-        common = dict.fromkeys(entry.benchmark for entry in sides[first] if entry.benchmark in theirs)
+        common = 0
+        for benchmark in dict.fromkeys(entry.benchmark for entry in sides[first]):
+            pair = [[entry for entry in sides[side] if entry.benchmark == benchmark] for side in (first, other)]
+            if pair[1]:
+                common += 1
+                comparisons += _compare(benchmark, (first, other), pair)
         if not common:
             raise UsageError(f"{first} and {other} have no benchmark in common: evaluate both on one.")
-        for benchmark in common:
-            entries = [[entry for entry in sides[side] if entry.benchmark == benchmark] for side in (first, other)]
-            comparisons += _compare(benchmark, (first, other), entries)
     return comparisons
 
 
-def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]]) -> Iterator[Comparison]:
-    everything = [entry for seeds in entries for entry in seeds]
-    problems = {tuple((p.id, p.gold) for p in entry.per_problem) for entry in everything}
-    asked = {entry.settings.get("problems_hash") for entry in everything}
+def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[Comparison]:
+    everything = pair[0] + pair[1]
+    _check_comparable(benchmark, names, everything)
+    for metric, read in _metrics(everything).items():
+        first, second = (_over_seeds(side, read) for side in pair)
+        yield Comparison(benchmark, metric, names, (first[0], second[0]), (first[1], second[1]))
+
+
+def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) -> None:
+    """Refuse different problems; log other settings that differ."""
+    problems = {tuple((problem.id, problem.gold) for problem in entry.per_problem) for entry in entries}
+    asked = {entry.settings.get("problems_hash") for entry in entries}
     if len(problems) > 1 or len(asked) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
-        if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
+        if len({json.dumps(entry.settings.get(name)) for entry in entries}) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)
-    if len(graders := {entry.graded_by.get("grader") or "ours" for entry in everything}) > 1:
+    graders = {entry.graded_by.get("grader") or "ours" for entry in entries}
+    if len(graders) > 1:
         logger.warning("%s and %s were graded by different graders: %s", *names, ", ".join(sorted(graders)))
-    for metric, read in _metrics(everything).items():
-        seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
-        first, second = map(_over_seeds, seeds)
-        yield Comparison(benchmark, metric, names, (first[0], second[0]), (first[1], second[1]))
 
 
-def _over_seeds(by_seed: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+def _over_seeds(side: Sequence[Entry], read: _Metric) -> Scores:
     """A score of one side: of every seed in percent, and of every problem as its mean over the seeds."""
+    by_seed = []
+    for entry in side:
+        by_seed.append([read(entry, problem) for problem in entry.per_problem])
     of_seeds = [100 * statistics.fmean(values) for values in by_seed]
     of_problems = [statistics.fmean(values) for values in zip(*by_seed, strict=True)]
     return of_seeds, of_problems
@@ -159,40 +187,46 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, _Metric]:
     metrics: dict[str, _Metric] = {"pass@1": lambda entry, problem: problem.c / problem.n}
     if all(entry.per_problem[0].correct_lenient is not None for entry in entries):
         metrics["pass@1, lenient"] = lambda entry, problem: (problem.correct_lenient or "").count("1") / problem.n
-    if k > 1:
-        metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem.n, problem.c, k)
-    if k > 1 and all(k in sizes_up_to(entry.k) for entry in entries):
+    if k == 1:
+        return metrics
+    metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem.n, problem.c, k)
+    if all(k in sizes_up_to(entry.k) for entry in entries):
         metrics[f"maj@{k}"] = lambda entry, problem: float(problem.majority[sizes_up_to(entry.k).index(k)])
     return metrics
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     """The comparisons as text, one block per pair of sides."""
-    pairs = dict.fromkeys(comparison.names for comparison in comparisons)
-    return "\n\n".join(_block(names, [c for c in comparisons if c.names == names]) for names in pairs)
+    pairs: dict[Names, list[Comparison]] = {}
+    for comparison in comparisons:
+        pairs.setdefault(comparison.names, []).append(comparison)
+    return "\n\n".join(map(_block, pairs.values()))
 
 
-def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
-    cells = [["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
-    for c in comparisons:
-        title = f"{BENCHMARK_TITLES.get(c.benchmark, c.benchmark)}, {c.metric}"
-        values = [f"{statistics.fmean(seeds):.1f}" for seeds in c.scores]
-        values.append(f"{c.difference:+.1f}")
-        for column, error in enumerate(c.errors):
-            if error is not None:
-                values[column] += f" ± {error:.1f}"
-        low, high = c.interval
-        counts = " / ".join(map(str, c.counts))
-        cells.append([title, *values, f"{low:+.1f} to {high:+.1f}", counts])
+def _block(comparisons: Sequence[Comparison]) -> str:
+    """The table of one pair of sides."""
+    names = comparisons[0].names
     first, second = map(printable, names)
-    lines = [
-        f"{second} minus {first}, in points",
-        f"Interval over {len(comparisons[0].differences)} problems, paired",
-    ]
+    about = f"Interval over {len(comparisons[0].differences)} problems, paired"
     seeds = [len(scores) for scores in comparisons[0].scores]
     if max(seeds) > 1:
-        lines[1] += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
-    return "\n".join([*lines, *lay_out(cells, headers=1)])
+        about += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
+    cells = [["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
+    cells += map(_cells, comparisons)
+    return "\n".join([f"{second} minus {first}, in points", about, *lay_out(cells, headers=1)])
+
+
+def _cells(comparison: Comparison) -> list[str]:
+    """A row of the table: score, both sides and their difference, interval, counts."""
+    title = f"{BENCHMARK_TITLES.get(comparison.benchmark, comparison.benchmark)}, {comparison.metric}"
+    values = [f"{statistics.fmean(seeds):.1f}" for seeds in comparison.scores]
+    values.append(f"{comparison.difference:+.1f}")
+    for column, error in enumerate(comparison.errors):
+        if error is not None:
+            values[column] += f" ± {error:.1f}"
+    interval = "{:+.1f} to {:+.1f}".format(*comparison.interval)
+    counts = " / ".join(map(str, comparison.counts))
+    return [title, *values, interval, counts]
 
 
 def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,18 +238,18 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     votes: dict[tuple[str, Path], dict[tuple[Any, ...], None]] = {}
     for entry in entries:
         for place in (_place(entry), Path()):
-            votes.setdefault((entry["benchmark"], place), {})[_sampling(entry), entry["adapter"]] = None
+            vote = _sampling(entry), entry["adapter"]
+            votes.setdefault((entry["benchmark"], place), {})[vote] = None
     kept = []
     for entry in entries:
-        own = _sampling(entry)
         benchmark = entry["benchmark"]
         others = [sampling for sampling, _ in reversed(votes[benchmark, _place(entry)])]
         chosen = max(others, key=lambda sampling: (others.count(sampling), *sampling[:3]))
-        if own == chosen:
+        if _sampling(entry) == chosen:
             kept.append(entry)
-            continue
-        what = "scores of %s on %s are left out: problems or sampling are not as in the others"
-        logger.warning(what, entry["label"], benchmark)
+        else:
+            what = "scores of %s on %s are left out: problems or sampling are not as in the others"
+            logger.warning(what, entry["label"], benchmark)
     return kept
 
 

@@ -28,19 +28,25 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
         cells: The text of each cell, by row.
         headers: The number of rows above the second rule.
     """
-    shown = [[printable(cell) for cell in line] for line in cells]
-    first, *columns = ([cell.ljust(max(map(len, column))) for cell in column] for column in zip(*shown, strict=True))
+    columns = []
+    for column in zip(*cells, strict=True):
+        shown = [printable(cell) for cell in column]
+        width = max(map(len, shown))
+        columns.append([cell.ljust(width) for cell in shown])
+    first, *others = columns
     tables = [[first]]
-    for column in columns:
-        width = sum(len(cells[0]) + 2 for cells in tables[-1]) + len(column[0])
-        if width > WIDTH and tables[-1] != [first]:
+    for column in others:
+        used = sum(len(cells[0]) + 2 for cells in tables[-1])
+        if used + len(column[0]) > WIDTH and tables[-1] != [first]:
             tables.append([first])
         tables[-1].append(column)
     lines: list[str] = []
     for table in tables:
         rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]
         rule = "-" * max(map(len, rows))
-        lines += [rule, *rows[:headers], rule, *rows[headers:], rule][bool(lines) :]
+        if not lines:
+            lines.append(rule)
+        lines += [*rows[:headers], rule, *rows[headers:], rule]
     return lines
 
 
@@ -51,10 +57,30 @@ def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
 
 def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     """Title and tables of one benchmark; grader and dropped rows are the same for all rows."""
-    pass_columns = _columns(rows, PASS_COLUMNS)
-    maj_columns = _columns(rows, MAJ_COLUMNS)
-    sizes = {str(row.k): None for row in rows}
-    models = {short_name(row.origin.model): None for row in rows}
+    columns = {"pass": _columns(rows, PASS_COLUMNS), "maj": _columns(rows, MAJ_COLUMNS)}
+    headers = [" ".join(f"{k:>5}" for k in ks) for ks in columns.values()]
+    cells = [
+        ["", "Pass@k (%)", "Maj@k (%)", "Format", "Cut off", "Unreadable", "Pass@1"],
+        ["", *headers, "(%)", "(%)", "(%)", "95 % interval"],
+    ]
+    for row in rows:
+        scores = row.scores
+        label = row.label
+        if row.settings.get("load_in_4bit"):
+            label += " (4-bit)"
+        shares = scores["format"], 100 - scores["finished"], scores["unreadable"]
+        shown = [f"{share:.1f}" for share in shares]
+        cells.append([label, *_numbers(scores, columns), *shown, _interval(row.intervals["pass"])])
+        if _differs_leniently(scores):
+            lenient = _numbers(scores, columns, "_lenient")
+            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
+    return "\n".join([*_heading(benchmark, rows), *lay_out(cells, headers=2)])
+
+
+def _heading(benchmark: str, rows: Sequence[Entry]) -> list[str]:
+    """The lines above the table of one benchmark."""
+    sizes = dict.fromkeys(str(row.k) for row in rows)
+    models = dict.fromkeys(short_name(row.origin.model) for row in rows)
     title = BENCHMARK_TITLES.get(benchmark, printable(benchmark))
     lines = [
         f"{title}: {rows[0].problems} problems, k = {' and '.join(sizes)}",
@@ -66,38 +92,28 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
     if dropped:
         lines.append(f"Rows dropped: {', '.join(dropped)}")
-    cells = [
-        ["", "Pass@k (%)", "Maj@k (%)", "Format", "Cut off", "Unreadable", "Pass@1"],
-        ["", _header(pass_columns), _header(maj_columns), "(%)", "(%)", "(%)", "95 % interval"],
-    ]
-    for row in rows:
-        scores = row.scores
-        label = row.label + (" (4-bit)" if row.settings.get("load_in_4bit") else "")
-        shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]
-        numbers = [_numbers(scores["pass"], pass_columns), _numbers(scores["maj"], maj_columns)]
-        cells.append([label, *numbers, *shares, _interval(row.intervals["pass"])])
-        if _differs_leniently(scores):
-            lenient = [_numbers(scores["pass_lenient"], pass_columns), _numbers(scores["maj_lenient"], maj_columns)]
-            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
-    return "\n".join([*lines, *lay_out(cells, headers=2)])
+    return lines
 
 
 def _columns(rows: Sequence[Entry], of_paper: Sequence[int]) -> list[int]:
     """The columns of all rows."""
-    return sorted({k for row in rows for k in columns_up_to(row.k, of_paper)})
+    columns: set[int] = set()
+    for row in rows:
+        columns.update(columns_up_to(row.k, of_paper))
+    return sorted(columns)
 
 
-def _header(ks: Sequence[int]) -> str:
-    return " ".join(f"{k:>5}" for k in ks)
-
-
-def _numbers(scores: Mapping[str, float], ks: Sequence[int]) -> str:
-    return " ".join(f"{scores[str(k)]:5.1f}" if str(k) in scores else "    -" for k in ks)
+def _numbers(scores: Mapping[str, Any], columns: Mapping[str, Sequence[int]], kind: str = "") -> list[str]:
+    """The cells of pass@k and maj@k; ``kind``: ``_lenient`` for the lenient scores."""
+    cells = []
+    for metric, ks in columns.items():
+        by_k = scores[metric + kind]
+        cells.append(" ".join(f"{by_k[str(k)]:5.1f}" if str(k) in by_k else "    -" for k in ks))
+    return cells
 
 
 def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
-    low, high = by_k["1"]
-    return f"{low:.1f} to {high:.1f}"
+    return "{:.1f} to {:.1f}".format(*by_k["1"])
 
 
 def _differs_leniently(scores: Mapping[str, Any]) -> bool:

@@ -37,16 +37,16 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     if not adapters:
         if model is not None:
             return [Target("")]
-        if not (runs := own_runs(having="weights")):
+        runs = own_runs(having="weights")
+        if not runs:
             raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
-    for target in targets:
-        if target.adapter:
-            check_model_files(target.adapter)
+    for adapter in _adapters(targets):
+        check_model_files(adapter)
     return targets
 
 
@@ -60,7 +60,10 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     if (run.model / "config.json").is_file():
         model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
-    return Target(label_of(directory) + ("" if checkpoint == LAST else f"@{checkpoint}"), adapter, checkpoint)
+    label = label_of(directory)
+    if checkpoint != LAST:
+        label += f"@{checkpoint}"
+    return Target(label, adapter, checkpoint)
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
@@ -73,15 +76,25 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     return config
 
 
+def _noted(config: dict[str, Any]) -> dict[str, Any]:
+    """What our trainer noted of the base model in the config of an adapter."""
+    return config.get("auto_mapping") or {}
+
+
 def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
-    ranks = [_rank_of(adapter_config(target.adapter)) for target in targets if target.adapter]
+    ranks = [_rank_of(adapter_config(adapter)) for adapter in _adapters(targets)]
     return max(ranks, default=None)
+
+
+def _adapters(targets: Sequence[Target]) -> list[Path]:
+    return [target.adapter for target in targets if target.adapter]
 
 
 def _rank_of(config: dict[str, Any]) -> int:
     """The largest rank of an adapter."""
-    return max(config.get("r", 0), 0, *(config.get("rank_pattern") or {}).values())
+    patterns = config.get("rank_pattern") or {}
+    return max(config.get("r", 0), 0, *patterns.values())
 
 
 def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
@@ -91,13 +104,21 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
     """
     if asked is not None:
         return asked
-    trained = {bool(_run_settings(t.adapter).get("load_in_4bit")): t.adapter for t in targets if t.adapter}
+    trained = {}  # in 4 bits or not -> an adapter
+    for adapter in _adapters(targets):
+        trained[bool(_run_settings(adapter).get("load_in_4bit"))] = adapter
     if len(trained) > 1:
         raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
-    lacking = "a GPU" if not gpu_is_available() else "" if is_installed("bitsandbytes") else "bitsandbytes"
-    if True in trained and lacking:
+    if True not in trained:
+        return False
+    lacking = None
+    if not gpu_is_available():
+        lacking = "a GPU"
+    elif not is_installed("bitsandbytes"):
+        lacking = "bitsandbytes"
+    if lacking:
         logger.warning("%s was trained in 4 bits, which need %s: it is evaluated on others", trained[True], lacking)
-    return True in trained and not lacking
+    return not lacking
 
 
 def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
@@ -115,14 +136,16 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
             prompts[target] = PromptArguments(**(stored_prompt(trained) | asked))
     of_model = stored_prompt(_run_settings(Path(model))) if Path(model).is_dir() else {}
     first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
-    if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
-        name = _differing(first, prompts[other])[0]
-        raise UsageError(f"the runs have different --{name}, and that of the base model is ambiguous: set --{name}.")
+    if len(prompts) < len(targets):  # the base model gets the first one
+        for prompt in prompts.values():
+            for name in _differing(first, prompt):
+                others = "and that of the base model is ambiguous"
+                raise UsageError(f"the runs have different --{name}, {others}: set --{name}.")
     chosen = [prompts.get(target, first) for target in targets]
     for target, prompt in zip(targets, chosen, strict=True):
-        if changed := _differing(PromptArguments(), prompt):
-            flags = ", ".join(f"--{name} {getattr(prompt, name)!r}" for name in changed)
-            logger.warning("the prompt of %s has %s", target.label or "the base model", flags)
+        changed = [f"--{name} {getattr(prompt, name)!r}" for name in _differing(PromptArguments(), prompt)]
+        if changed:
+            logger.warning("the prompt of %s has %s", target.label or "the base model", ", ".join(changed))
     return chosen
 
 
@@ -133,7 +156,8 @@ def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
 def _run_settings(weights: Path) -> dict[str, Any]:
     """The settings that were saved with an adapter or model, else those of the run around it; empty without both."""
     saved = weights / "tokenizer_config.json"
-    if saved.is_file() and (noted := json.loads(saved.read_bytes()).get(NOTE)):
+    noted = json.loads(saved.read_bytes()).get(NOTE) if saved.is_file() else None
+    if noted:
         return dict(noted)
     run = RunDirectory(weights.resolve().parent)
     return run.read_config() if run.config.is_file() else {}
@@ -149,7 +173,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     ``asked``, the flag ``--model``, overrides where it is loaded from; ``slow`` accepts the paper's models on a CPU.
     An adapter that was trained on another model's 4-bit copy is evaluated with a warning.
     """
-    configs = {target.adapter: adapter_config(target.adapter) for target in targets if target.adapter}
+    configs = {adapter: adapter_config(adapter) for adapter in _adapters(targets)}
     bases = {config["base_model_name_or_path"]: adapter for adapter, config in configs.items()}
     first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
     for other in others:
@@ -161,7 +185,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     if bases and not same_model(model, first):
         raise UsageError(f"--model {asked} is not what the adapter was trained from, {first}: remove --model.")
     for adapter, config in configs.items():
-        trained = (config.get("auto_mapping") or {}).get("loaded_from") or config["base_model_name_or_path"]
+        trained = _noted(config).get("loaded_from") or config["base_model_name_or_path"]
         if trained.endswith("bnb-4bit") and Path(trained).name != Path(model).name:
             logger.warning(
                 "%s was trained on the 4-bit weights of %s and is evaluated on others: add --model %s",
@@ -176,12 +200,11 @@ def check_base(model: str, targets: Sequence[Target]) -> str:
     Adapters of a base on the Hub, and of earlier revisions, have no fingerprint of it.
     """
     found = fingerprint(model)
-    for target in targets:
-        config = adapter_config(target.adapter) if target.adapter else {}
-        trained = (config.get("auto_mapping") or {}).get("base_fingerprint")
+    for adapter in _adapters(targets):
+        trained = _noted(adapter_config(adapter)).get("base_fingerprint")
         if trained and found and trained != found:
             raise UsageError(
-                f"{target.adapter} was trained from other files than {model} has now (fingerprint {trained}, now "
+                f"{adapter} was trained from other files than {model} has now (fingerprint {trained}, now "
                 f"{found}): restore them, or name a copy of them with evaluate.py --model."
             )
     return found or model
@@ -193,11 +216,15 @@ def same_model(a: str, b: str) -> bool:
     Copies are local directories (downloaded or moved) and Unsloth's: an adapter trained in 4 bit names
     ``unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit`` or similar.
     """
-    exists = [Path(name).exists() for name in (a, b)]
-    if a == b or all(exists):
-        return a == b or Path(a).samefile(b)
-    plain = [re.sub("^meta-|(-unsloth)?(-bnb-4bit)?$", "", Path(name).name.lower()) for name in (a, b)]
-    return plain[0] == plain[1] and (any(exists) or "unsloth" in (a.partition("/")[0], b.partition("/")[0]))
+    if a == b:
+        return True
+    paths = Path(a), Path(b)
+    exists = [path.exists() for path in paths]
+    if all(exists):
+        return paths[0].samefile(paths[1])
+    plain = {re.sub("^meta-|(-unsloth)?(-bnb-4bit)?$", "", path.name.lower()) for path in paths}
+    is_copy = any(exists) or any(path.parts[:1] == ("unsloth",) for path in paths)
+    return is_copy and len(plain) == 1
 
 
 def refuse_large_model_without_gpu(model: str) -> None:
