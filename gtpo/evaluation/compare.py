@@ -235,10 +235,10 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
     of problems, of samples, the higher temperature, and the newer one.
     """
-    votes: dict[tuple[str, Path], dict[tuple[Any, ...], None]] = {}
+    votes: dict[Any, dict[Any, None]] = {}  # (benchmark, directory of the run) -> (sampling, adapter)
     for entry in entries:
+        vote = _sampling(entry), entry["adapter"]
         for place in (_place(entry), Path()):
-            vote = _sampling(entry), entry["adapter"]
             votes.setdefault((entry["benchmark"], place), {})[vote] = None
     kept = []
     for entry in entries:

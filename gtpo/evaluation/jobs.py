@@ -71,9 +71,10 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
+    has_own = bool(selected.keys() - BENCHMARK_TITLES)
     for flag in (*DATA_FLAGS[1:], "grader"):
         works_for_all = getattr(flags, flag) in (getattr(EvaluationArguments, flag), MATH_VERIFY)
-        if not works_for_all and not selected.keys() - BENCHMARK_TITLES:
+        if not works_for_all and not has_own:
             raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
     return selected
 
@@ -96,10 +97,11 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     [reward] = load_rewards([name], {}, columns, noun="grader")
 
     def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+        count = len(texts)
         called = reward(
-            prompts=[prompt for _ in texts],
+            prompts=[prompt] * count,
             completions=[[{"role": "assistant", "content": text}] for text in texts],
-            **{column: [value for _ in texts] for column, value in problem.columns.items()},
+            **{column: [value] * count for column, value in problem.columns.items()},
         )
         if inspect.iscoroutine(called):
             asyncio.run(called)
@@ -146,11 +148,10 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
-    chosen = {
-        "batch_size": flags.batch_size if backend == "transformers" else None,
-        "load_in_4bit": targets.choose_4bit(flags.load_in_4bit, evaluated),
-    }
-    how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
+    how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])})
+    how = replace(how, load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated))
+    if backend != "transformers":
+        how = replace(how, batch_size=None)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
     base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
     made_with = provenance() | {storage.BEGUN: datetime.now().isoformat(timespec="seconds")}
@@ -160,8 +161,8 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
         settings = base | {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
         directory = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated))
         for name, asked in problems.items():
-            data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
-            data["grader"] = asked.graded_by
+            data = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
+            data = {"source": sources[name], **data, "grader": asked.graded_by}
             origin = Origin(model, adapter, target.checkpoint, made_with, data)
             settings |= {"benchmark": name, "problems": len(asked.rows)}
             head = Head(settings | {"problems_hash": storage.problems_hash(asked.rows)}, origin)
@@ -186,8 +187,9 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
 
     ``given`` are the names of the flags that the user has set.
     """
-    if stored_flags := [name for name in STORED_FLAGS if name in given]:
-        raise UsageError(f"--regrade reads --{stored_flags[0]} from the stored completions: remove it.")
+    for name in STORED_FLAGS:
+        if name in given:
+            raise UsageError(f"--regrade reads --{name} from the stored completions: remove it.")
     sources = select_benchmarks(flags) if flags.benchmarks else None
     jobs = []
     for path in storage.find_completion_files(Path(flags.output_dir), sources):
@@ -235,7 +237,7 @@ def run_job(
     shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
     """
     problems = job.problems.rows
-    keys = storage.keys_of(job.problems.rows, how.k)
+    keys = storage.keys_of(problems, how.k)
     path = storage.shard_path(job.path, shard) if shard else job.path
     shards = storage.shard_paths(job.path)
     head = job.head if overwrite else storage.as_begun(job.head, [path, job.path, *shards])
@@ -244,8 +246,9 @@ def run_job(
             storage.scores_path(job.path).unlink(missing_ok=True)
         for other in [] if shard else shards:
             file.merge(other, overwrite)
-        others = [job.path, *shards] if shard else []
-        done = file.done.union(*(storage.stored_keys(other, job.head.settings, problems) for other in others))
+        done = set(file.done)
+        for other in [job.path, *shards] if shard else []:
+            done |= storage.stored_keys(other, job.head.settings, problems)
         if done >= keys:
             file.append([])
             return

@@ -136,17 +136,17 @@ def _scores_of(answers: Sequence[str | None], correct: Sequence[bool]) -> dict[s
     }
 
 
-def _over_problems(
-    sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]
-) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
+def _over_problems(sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]) -> tuple[dict, dict]:
     """Mean and interval of each metric in percent, by k'; ``by_metric`` has the scores of each problem."""
-    means = {}
-    intervals = {}
+    means: dict[str, dict[str, float]] = {}
+    intervals: dict[str, dict[str, list[float]]] = {}
     for metric, rows in by_metric.items():
-        by_size = dict(zip(map(str, sizes), zip(*rows, strict=True), strict=True))
-        means[metric] = {size: _percent(sum(values) / len(values)) for size, values in by_size.items()}
-        if metric != "pass_first_k":
-            intervals[metric] = {s: list(map(_percent, bootstrap_interval(values))) for s, values in by_size.items()}
+        means[metric] = {}
+        for size, values in zip(map(str, sizes), zip(*rows, strict=True), strict=True):
+            means[metric][size] = _percent(sum(values) / len(values))
+            if metric != "pass_first_k":
+                ends = bootstrap_interval(values)
+                intervals.setdefault(metric, {})[size] = list(map(_percent, ends))
     return means, intervals
 
 

@@ -71,11 +71,13 @@ class CompletionFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write completions, which are kept if the process is killed."""
-        has_something = bool(rows or self.done)
-        head = [self.head.write()] if has_something and not self.has_head else []
-        self.file.write(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
+        lines = list(rows)
+        if (rows or self.done) and not self.has_head:
+            lines.insert(0, self.head.write())
+            self.has_head = True
+        for line in lines:
+            self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
-        self.has_head |= has_something
         self.done.update(map(key_of, rows))
 
     def merge(self, path: Path, overwrite: bool = False) -> None:
@@ -144,10 +146,15 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     has_size = isinstance(count, int) and isinstance(k, int) and k <= settings.get("k", 0)
     if has_size and problems_hash(problems[:count]) == stored.get("problems_hash"):
         stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
-    changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
+    changed = {}  # name -> what it was and is
+    for name in settings | stored:
+        was = stored.get(name)
+        now = settings.get(name)
+        if was != now:
+            changed[name] = f"{name} was {was!r:.80}, is {now!r:.80}"
     if changed:
-        changed = [name for name in changed if not name.endswith("_hash")] or changed
-        differences = ", ".join(f"{n} was {stored.get(n)!r:.80}, is {settings.get(n)!r:.80}" for n in changed)
+        without_hashes = [change for name, change in changed.items() if not name.endswith("_hash")]
+        differences = ", ".join(without_hashes or changed.values())
         raise UsageError(f"{path} was created with other settings ({differences}): set --output_dir, or --overwrite.")
 
 
@@ -197,11 +204,12 @@ def weights_have_changed(entry: Mapping[str, Any]) -> bool:
     settings = entry.get("settings", {})
     for name in ("model", "adapter"):
         stored = settings.get(name)
-        directory = Path(entry.get(name) or "")
-        if stored and entry.get(name) and directory.is_dir():
-            written = max(path.stat().st_ctime_ns for path in directory.iterdir())
-            if _fingerprint_at(directory, written) != stored:
-                return True
+        directory = entry.get(name)
+        if not stored or not directory or not Path(directory).is_dir():
+            continue
+        written = max(path.stat().st_ctime_ns for path in Path(directory).iterdir())
+        if _fingerprint_at(Path(directory), written) != stored:
+            return True
     return False
 
 

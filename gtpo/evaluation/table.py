@@ -29,10 +29,10 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
         headers: The number of rows above the second rule.
     """
     columns = []
-    for column in zip(*cells, strict=True):
-        shown = [printable(cell) for cell in column]
+    for texts in zip(*cells, strict=True):
+        shown = [printable(text) for text in texts]
         width = max(map(len, shown))
-        columns.append([cell.ljust(width) for cell in shown])
+        columns.append([text.ljust(width) for text in shown])
     first, *others = columns
     tables = [[first]]
     for column in others:
