@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,12 +11,36 @@ from torch import Tensor
 from transformers import set_seed
 from trl.trainer.utils import pad
 
+from gtpo_loss import conflict_spans
+
 Batch = dict[str, Any]  # tensors of TRL's trainer by name: GRPOTrainer.objective lists them
 Row = dict[str, Any]  # of a dataset, or of what is logged
 Metrics = dict[str, Tensor]  # 0-d, by name
 Ids = list[list[int]]  # tokens without padding
 Spans = tuple[Tensor, Tensor]  # M_fw and M_bw, (B, T) each
 Scores = tuple[Tensor, Tensor]  # ln pi and H of tokens
+
+
+class Rollouts(NamedTuple):
+    """The completions of all processes, of which the rows of a group are adjacent."""
+
+    ids: Tensor  # (B, T)
+    valid: Tensor  # 1 on their tokens, (B, T)
+    spans: Spans
+    advantages: Tensor  # A_i, (B,)
+    group_size: int
+
+
+def gather_rollouts(trainer: Any, batch: Batch, advantages: Tensor, span: str = "anchored") -> Rollouts:
+    """Those of all processes, zero-padded to the longest, in rank order. ``advantages``: of all of them, (B,)."""
+    rows = []
+    for name in ("completion_ids", "completion_mask"):
+        part = trainer.accelerator.pad_across_processes(batch[name], dim=1)
+        rows.append(trainer.accelerator.gather(part))
+    ids, valid = rows
+    group_size = int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
+    spans = conflict_spans(ids, valid, advantages, group_size, span)
+    return Rollouts(ids, valid, spans, advantages, group_size)
 
 
 def padded_batch(prompt_ids: Ids, completion_ids: Ids, pad_token_id: int, device: torch.device) -> Batch:
@@ -32,17 +56,6 @@ def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> tu
     ids = [torch.tensor(row, dtype=torch.long) for row in lists]
     mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
     return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)
-
-
-def gather_rows(accelerator: Any, batch: Batch) -> list[Tensor]:
-    """Completion ids and mask of all processes, zero-padded to the longest. Shape (B, T) each, in rank order."""
-    parts = batch["completion_ids"], batch["completion_mask"]
-    return [accelerator.gather(accelerator.pad_across_processes(part, dim=1)) for part in parts]
-
-
-def group_size_of(trainer: Any) -> int:
-    """G of the batch at hand: of training, or of an evaluation."""
-    return int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
 
 
 def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.batch import Batch, Metrics, Spans, gather_rows, group_size_of, log_metrics
+from gtpo.training.batch import Batch, Metrics, Rollouts, Spans, gather_rollouts, log_metrics
 from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
-from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, token_places
+from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_weights, token_places
 
 
 class _Observer(TrainerCallback):
@@ -106,15 +106,13 @@ class ConflictMetrics(_Observer):
 
     def on_batch(self, batch: Batch, *_: Any) -> None:
         trainer = self.trainer
-        ids, valid = gather_rows(trainer.accelerator, batch)
         advantages = trainer.accelerator.gather(batch["advantages"])
-        group_size = group_size_of(trainer)
-        spans = conflict_spans(ids, valid, advantages, group_size)
-        found = conflict_counts(valid, spans)
+        whole = gather_rollouts(trainer, batch, advantages)
+        found = conflict_counts(whole)
         if found["conflict_tokens"] and trainer.loss_type in LOSS_TYPES:
-            weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
-            found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
-        is_flat = (advantages.view(-1, group_size) == 0).all(1)
+            weights = token_weights(whole.valid, trainer.loss_type, trainer.max_completion_length)
+            found |= push_metrics(whole, weights)
+        is_flat = (advantages.view(-1, whole.group_size) == 0).all(1)
         found["groups_without_variance"] = is_flat.float().mean().item()
         log_metrics(trainer, found)
 
@@ -129,32 +127,25 @@ class ConflictMetrics(_Observer):
             self.token_entropy = None
 
 
-def conflict_counts(valid: Tensor, spans: Spans) -> dict[str, float]:
-    """Conflict tokens per completion and their share, over the rows of all processes. ``spans``: M_fw and M_bw."""
-    conflicts = (spans[0] | spans[1]).sum()
+def conflict_counts(whole: Rollouts) -> dict[str, float]:
+    """Conflict tokens per completion and their share."""
+    forward, backward = whole.spans
+    conflicts = (forward | backward).sum()
     return {
-        "conflict_tokens": (conflicts / len(valid)).item(),
-        "conflict_fraction": (conflicts / valid.sum().clamp(min=1)).item(),
+        "conflict_tokens": (conflicts / len(whole.ids)).item(),
+        "conflict_fraction": (conflicts / whole.valid.sum().clamp(min=1)).item(),
     }
 
 
-def push_metrics(
-    ids: Tensor,
-    valid: Tensor,
-    spans: Spans,
-    advantages: Tensor,
-    weights_of_rows: Tensor,
-    group_size: int,
-    positive_weight: float = 2.0,
-) -> dict[str, float]:
-    """The push on conflict tokens by name, over the rows of all processes; a span without one has none.
+def push_metrics(whole: Rollouts, weights_of_rows: Tensor, positive_weight: float = 2.0) -> dict[str, float]:
+    """The push on conflict tokens by name; a span without one has none.
 
-    ``ids``, ``valid`` and ``spans`` (M_fw and M_bw) as for :func:`conflict_push`; ``advantages``: A_i, shape (B,);
     ``weights_of_rows``: w_i, shape (B,). With A_i > 0 lambda is ``positive_weight``.
     """
-    strength = (advantages * weights_of_rows).float()
-    weights = conflict_weights(spans[0] | spans[1], advantages.float(), positive_weight)
-    pushes = torch.stack(conflict_push(ids, valid, spans, strength, weights, group_size))  # (2, 3)
+    forward, backward = whole.spans
+    strength = (whole.advantages * weights_of_rows).float()
+    weights = conflict_weights(forward | backward, whole.advantages.float(), positive_weight)
+    pushes = torch.stack(conflict_push(whole.ids, whole.valid, whole.spans, strength, weights, whole.group_size))
     found: dict[str, float] = {}
     for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
         if not math.isnan(push):

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.reports.html import Group
-from gtpo.training.batch import Batch, Ids, Metrics, Row, Spans, isolated_rng, log_metrics
+from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, isolated_rng, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts, push_metrics
@@ -35,16 +35,6 @@ class Measured(NamedTuple):
     keep: Tensor | None = None  # delta, (b,); None: 1
     metrics: Mapping[str, Tensor] | None = None  # 0-d, by name
     token_weights: Tensor | None = None  # w_i, (b,): the factor of A_i r_it in the loss
-
-
-class Rollouts(NamedTuple):
-    """The completions of all processes, of which the rows of a group are adjacent."""
-
-    ids: Tensor  # (B, T)
-    valid: Tensor  # 1 on their tokens, (B, T)
-    spans: Spans  # M_fw and M_bw, (B, T) each
-    advantages: Tensor  # A_i, (B,)
-    group_size: int
 
 
 class MicroBatch(NamedTuple):
@@ -71,7 +61,7 @@ class Recorder:
 
     def rollouts(self, inputs: list[Row], whole: Rollouts) -> None:
         """The conflict metrics of a generation, and its rows of the table; ``inputs`` are of this process."""
-        found = conflict_counts(whole.valid, whole.spans)
+        found = conflict_counts(whole)
         self.pushed = whole if found["conflict_tokens"] else None
         self.token_weights = np.full(len(whole.ids), np.nan)
         found["completion_length"] = (whole.valid.sum() / len(whole.ids)).item()
@@ -97,21 +87,13 @@ class Recorder:
         """Keep what a micro-batch has measured; with the last one of a step all are read, at once."""
         logps, entropy = logps.detach(), measured.entropy
         keep = _filled(measured.keep, 1.0, entropy)
-        weights = _filled(measured.token_weights, math.nan, entropy) / self._parts()
+        weights = _filled(measured.token_weights, math.nan, entropy) / self.trainer.losses()
         scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
         rows = torch.stack([inputs["row"], entropy, keep, weights], 1).float()
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
         self.unread.append(MicroBatch(scalars, rows, saved))
         if not self.trainer.model.training or self.trainer.accelerator.sync_gradients:
             self._read()
-
-    def _parts(self) -> int:
-        """Micro-batches of all processes whose losses are averaged."""
-        trainer = self.trainer
-        parts = trainer.accelerator.num_processes
-        if trainer.model.training:
-            parts *= trainer.args.steps_per_generation * trainer._parts
-        return parts
 
     def _metrics_of(self, measured: Measured, logps: Tensor, inputs: Batch) -> Metrics:
         metrics = dict(measured.metrics or {})
@@ -121,7 +103,7 @@ class Recorder:
             metrics |= sampler_metrics(self.trainer, drawn, inputs)
         for name in TOKEN_MEANS & metrics.keys():  # weight each process and micro-batch by its tokens
             share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
-            metrics[name] = metrics[name] * share * self._parts()
+            metrics[name] = metrics[name] * share * self.trainer.losses()
         return metrics
 
     def _read(self) -> None:
@@ -174,10 +156,8 @@ class Recorder:
         if whole is None or np.isnan(self.token_weights).any():
             return
         self.pushed = None
-        ids, valid, spans, advantages, group_size = whole
-        weights = torch.tensor(self.token_weights, dtype=torch.float32, device=ids.device)
-        positive_weight = self.trainer.gtpo.conflict_positive_weight
-        log_metrics(self.trainer, push_metrics(ids, valid, spans, advantages, weights, group_size, positive_weight))
+        weights = torch.tensor(self.token_weights, dtype=torch.float32, device=whole.ids.device)
+        log_metrics(self.trainer, push_metrics(whole, weights, self.trainer.gtpo.conflict_positive_weight))
 
     def group(self, row: int) -> Group:
         """One group as a training step sees it, without training on it (``inspect_group`` of the trainer)."""

@@ -43,14 +43,14 @@ from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, plain_bar, until_end
-from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rows, group_size_of, padded
+from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
-from gtpo.training.record import Measured, Recorder, Rollouts
+from gtpo.training.record import Measured, Recorder
 from gtpo.training.refusals import (
     check_grpo_settings,
     check_gtpo_settings,
@@ -62,7 +62,6 @@ from gtpo.training.refusals import (
 )
 from gtpo_loss import (
     completion_entropy,
-    conflict_spans,
     conflict_weights,
     entropy_filter,
     grpo_loss,
@@ -142,19 +141,19 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)
-        group_size = group_size_of(self)
-        rows, width = batch["completion_ids"].shape
-        ids, valid = gather_rows(self.accelerator, batch)
         advantages = self.accelerator.gather(batch["advantages"])
         if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
+            group_size = self.num_generations if self.model.training else self.num_generations_eval
             advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
-        spans = conflict_spans(ids, valid, advantages, group_size, self.gtpo.conflict_span)
-        row = self.accelerator.process_index * rows + torch.arange(rows, device=ids.device)
+        whole = gather_rollouts(self, batch, advantages, self.gtpo.conflict_span)
+        forward, backward = whole.spans
+        rows, width = batch["completion_ids"].shape
+        row = self.accelerator.process_index * rows + torch.arange(rows, device=advantages.device)
         batch["row"] = row  # follows TRL's shuffle
         batch["advantages"] = advantages[row]
-        batch["conflict_mask"] = (spans[0] | spans[1])[row, :width]
+        batch["conflict_mask"] = (forward | backward)[row, :width]
         batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
-        self.recorder.rollouts(inputs, Rollouts(ids, valid, spans, advantages, group_size))
+        self.recorder.rollouts(inputs, whole)
         return batch
 
     def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -294,10 +293,14 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
 
+    def losses(self) -> int:
+        """Losses that are averaged: of the micro-batches of a generation, in all processes."""
+        micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
+        return int(self.accelerator.num_processes * micro_batches)
+
     def _of_trl(self, inputs: Batch) -> dict[str, Any]:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
         mask = inputs["completion_mask"]
-        micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
         normalizer: Tensor | int | None = None  # the losses of micro-batches and processes are averaged
         if self.loss_type == "dr_grpo":
             normalizer = len(mask) * int(self.max_completion_length)
@@ -305,7 +308,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             normalizer = mask.sum().clamp(min=1)
         elif self.loss_type == "dapo":
             count: Tensor = inputs["num_items_in_batch"].clamp(min=1)
-            normalizer = count / (self.accelerator.num_processes * micro_batches)
+            normalizer = count / self.losses()
         return {
             "loss_type": self.loss_type,
             "normalizer": normalizer,
