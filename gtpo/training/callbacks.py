@@ -259,7 +259,8 @@ class CollapseAlarm(TrainerCallback):
 
         A logged line stands for the steps since the line before it.
         """
-        self._lines.append((step, 100.0 * line[self.metric] / self.maximum, line["grad_norm"]))
+        points = 100.0 * line[self.metric] / self.maximum
+        self._lines.append((step, points, line["grad_norm"]))
         while self._lines[0][0] <= step - self.window:
             self._lines.popleft()
         if step < self.window:
@@ -385,11 +386,12 @@ def save_failed_step(trainer: Any, batches: Sequence[Row], rows: Sequence[Row]) 
         _write_json(directory / f"rows-{rank}.json", rows)
     if batches:
         texts = []
-        copies = {}  # type: ignore[var-annotated]
+        copies = {}
         for i, batch in enumerate(batches):
             texts.append(trainer.processing_class.batch_decode(batch["completion_ids"]))
-            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-            copies |= {f"{i}.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            for name, value in batch.items():
+                if isinstance(value, Tensor):
+                    copies[f"{i}.{name}"] = value.detach().cpu().clone()
         _write_json(directory / f"completions-{rank}.json", texts)
         save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
         apply_umask(directory)
@@ -425,7 +427,9 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             failures.append(failure)
         values = getattr(function, "returned", column.tolist())  # a reward model has no None
         returned.append(values)
-        wrong += [f"the reward {name} = {float(v)}" for v in values if v is not None and not math.isfinite(v)]
+        for value in values:
+            if value is not None and not math.isfinite(value):
+                wrong.append(f"the reward {name} = {float(value)}")
     for message in gather_object([str(failure) for failure in failures]):
         cause = failures[0].__cause__ if failures else None
         raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
@@ -435,8 +439,9 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
         wrong = [f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"]
     if wrong:
         save_finished_step(trainer)
-        columns = ["prompt", "completion", *names]
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
+        rows = []
+        for row in zip(prompts, completions, *returned, strict=False):
+            rows.append(dict(zip(("prompt", "completion", *names), row, strict=True)))
         raise non_finite_error(wrong[0], trainer, rows=rows, mend="a reward function that returns numbers, or None")
     if rewards.isnan().all():
         raise RunError(

@@ -42,7 +42,8 @@ def check_head(trainer: Any, batch: Batch) -> None:
     hidden = hidden[len(prompt) - 1 : -1]  # (T, H), each predicts its token
     rounding = _rounding(trainer, logits.dtype, hidden)
     logits = logits[len(prompt) - 1 : -1].float() / trainer.temperature  # (T, V)
-    own = logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+    log_pi = logits.log_softmax(-1)
+    own = log_pi.gather(-1, completion[:, None])[:, 0]
     logps, _ = trainer._head(causal_lm, hidden, completion)
     difference = (logps.float() - own).abs().mean()
     bound = 1e-3 + rounding * logits.abs().amax()

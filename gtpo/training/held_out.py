@@ -89,13 +89,15 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         for name, values in self._metrics["eval"].items():
             known = [value for value in values if not math.isnan(value)]
-            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
+            mean = sum(known) / len(known) if known else None
+            output.metrics[f"{metric_key_prefix}_{name}"] = mean
         self._metrics["eval"].clear()
         return output
 
     def _store_last_completion(self) -> None:
         last = {name: self._logs[name][-1] for name in ("prompt", "completion")}
-        last["rewards"] = {name: values[-1] for name, values in self._logs["rewards"].items()}
+        rewards = self._logs["rewards"]
+        last["rewards"] = {name: values[-1] for name, values in rewards.items()}
         directory = Path(self.args.output_dir) / "completions"
         directory.mkdir(parents=True, exist_ok=True)
         step = self.state.global_step

@@ -133,9 +133,10 @@ class Recorder:
         self.token_weights[places] = rows[:, 3]
         if self.has_table:
             extra = self.trainer._logs["extra"]
-            for place, entropy, delta in zip(places, *rows[:, 1:3].T.tolist(), strict=True):
-                extra["entropy"][place] = entropy
-                extra["delta"][place] = delta
+            for row in rows.tolist():
+                place = int(row[0])
+                extra["entropy"][place] = row[1]
+                extra["delta"][place] = row[2]
 
     def _check_finite(self, losses: np.ndarray, entropies: np.ndarray, unread: list[MicroBatch]) -> None:
         """RunError on every process, or the others would hang, if a loss or an entropy is NaN or infinite.
@@ -218,7 +219,10 @@ def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:
 
 def _unpadded(rows: Tensor, valid: Tensor) -> list[list[Any]]:
     """The values of each row on its tokens. Shape (B, T) each."""
-    return [row[own].tolist() for row, own in zip(rows, valid.bool(), strict=True)]
+    unpadded = []
+    for row, own in zip(rows, valid.bool(), strict=True):
+        unpadded.append(row[own].tolist())
+    return unpadded
 
 
 def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> list[Ids]:

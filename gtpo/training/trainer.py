@@ -201,8 +201,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
                 self.generation_config,
                 TokenCounter([True] * len(ids), self.eos_token_ids, bar.count_tokens),
             )
-        ends = set(self.eos_token_ids)
-        return [until_end(tokens, ends)[0] for tokens in rows[:, ids.shape[1] :].tolist()]
+        completions = rows[:, ids.shape[1] :].tolist()
+        return [until_end(tokens, self.eos_token_ids)[0] for tokens in completions]
 
     @contextmanager
     def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
@@ -337,10 +337,12 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
         TRL's computes the logits; Unsloth's packs rows by the pad id, and shifts them where prompts differ in length.
         """
-        start, rows = input_ids.shape[1] - logits_to_keep, batch_size or len(input_ids)
-        parts = (input_ids[:, :start], attention_mask[:, :start], input_ids[:, start:], attention_mask[:, start:])
-        batch = dict(zip(NAMES, parts, strict=True))
-        with plain_bar("scoring", math.ceil(len(input_ids) / rows), disable=not is_main_process(), **PHASE) as bar:
+        rows = batch_size or len(input_ids)
+        widths = [input_ids.shape[1] - logits_to_keep, logits_to_keep]
+        (prompt, completion), (prompt_mask, mask) = (x.split(widths, 1) for x in (input_ids, attention_mask))
+        batch = dict(zip(NAMES, (prompt, prompt_mask, completion, mask), strict=True))
+        parts = math.ceil(len(input_ids) / rows)
+        with plain_bar("scoring", parts, disable=not is_main_process(), **PHASE) as bar:
             return *self.scores(batch, model, rows, bar.update), None
 
     def scores(
