@@ -143,7 +143,7 @@ LIMITS = {
     "models": Limit(7_950, 9.80),
     "reports": Limit(6_500, 10.20),
     "runs": Limit(5_200, 9.85),
-    "training": Limit(18_860, 10.00),
+    "training": Limit(18_810, 9.95),
     "": Limit(3_805, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
