@@ -104,7 +104,9 @@ class Evaluation:
     def is_scored(self, experiment: Experiment) -> bool:
         """Whether a run has scores, of the weights that it has now."""
         path = self.result(experiment)
-        return path.is_file() and not weights_have_changed(json.loads(path.read_bytes()))
+        if not path.is_file():
+            return False
+        return not weights_have_changed(json.loads(path.read_bytes()))
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""
@@ -125,7 +127,13 @@ class Evaluation:
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
         base = ["base"] if self.checkpoint == "last" else []  # two evaluations would share its files
-        return ("evaluate.py", *self.flags, "--runs", *base, *(str(run.run.path) for run in experiments))
+        return (
+            "evaluate.py",
+            *self.flags,
+            "--runs",
+            *base,
+            *(str(experiment.run.path) for experiment in experiments),
+        )
 
 
 def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
@@ -204,10 +212,9 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
     collapsed = 0.0
     if scale != "paper":
-        base = spec["base"][method]
         flags = to_argv(settings)
         model = "tiny"
-        cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
+        cost = spec["minutes"][method] * settings["max_steps"] / spec["base"][method]["max_steps"]
     else:
         flags = ["--config", f"configs/paper/{name}.yaml"]
         model = settings["model"]
@@ -216,16 +223,25 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         cost = steps * spec["seconds_per_solution"][model] / 3600
         if method != "sft":
             group = settings["num_generations"]
-            tokens = spec["longest_completion"][dataset][group], spec["collapsed_completion"]
-            cost, collapsed = (hours_of_steps(spec, model, group, longest, steps) for longest in tokens)
-    argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
+            usual = spec["longest_completion"][dataset][group]
+            cost = hours_of_steps(spec, model, group, usual, steps)
+            collapsed = hours_of_steps(spec, model, group, spec["collapsed_completion"], steps)
+    argv = (
+        f"train_{method}.py",
+        *flags,
+        "--seed",
+        str(seed),
+        "--output_dir",
+        str(run.path),
+    )
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
     return Experiment(name, seed, model, argv, run, log, cost, collapsed=collapsed)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
     """The seeds of ``all``; at tiny scale the verdicts on the claims rest on them."""
-    return list(matrix[scale]["seeds_of"].get("all", matrix[scale]["seeds"]))
+    spec = matrix[scale]
+    return list(spec["seeds_of"].get("all", spec["seeds"]))
 
 
 def experiments_of(
@@ -306,5 +322,16 @@ def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experime
         seconds = sampling["k"] * problems * policies * spec["seconds_per_sample"][model]
         cost = seconds / (60 if UNITS[scale] == "CPU minutes" else 3600)
         log = RUNS / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
-        evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(flags), directory, log, cost))
+        evaluations.append(
+            Evaluation(
+                model,
+                benchmark,
+                checkpoint,
+                tuple(runs),
+                tuple(flags),
+                directory,
+                log,
+                cost,
+            )
+        )
     return evaluations

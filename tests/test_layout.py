@@ -147,7 +147,7 @@ LIMITS = {
     "": Limit(3_805, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
-PAPER_LIMIT = Limit(10_850, 11.10)
+PAPER_LIMIT = Limit(10_850, 10.80)
 STUDY = Limit(18_590, 11.97)
 BENCHMARKS = Limit(24_935, 10.80)
 TESTS = Limit(213_900, 11.40)
