@@ -410,7 +410,8 @@ def _pick(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
                 f"{', '.join(map(repr, table.columns))}{'; set ' * bool(flags)}{flags}."
             )
-    others = [name for name in table.columns if name not in (*roles, *roles.values())]
+    taken = {*roles, *roles.values()}
+    others = [name for name in table.columns if name not in taken]
     kept = []
     dropped = defaultdict(list)
     for row, place in table.rows:
@@ -431,11 +432,14 @@ def _report_dropped(table: Table, dropped: Dropped) -> None:
     """Log how many rows are dropped, by reason; a UsageError if no row is left."""
     count = sum(map(len, dropped.values()))
     total = len(table.rows)
-    reasons = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
+    reasons = []
+    for reason, places in dropped.items():
+        reasons.append(f"{len(places)} {reason} (first: {places[0]})")
+    told = ", ".join(reasons)
     if count == total:
-        raise UsageError(f"{table.name} has no usable row: {reasons}.")
+        raise UsageError(f"{table.name} has no usable row: {told}.")
     if count:
-        logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, reasons)
+        logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, told)
 
 
 def _from_rows(rows: list[Row]) -> "Dataset":

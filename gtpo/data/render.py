@@ -1,18 +1,12 @@
-"""The process that tries chat templates before tokenizer.py renders them; it is killed when it is late.
+"""Tries chat templates before tokenizer.py renders them, in a process that is killed when it is late (child.py).
 
 A template is a program, and may be a stranger's: loops in it need not end, and a few characters can fill the memory. It
-runs here as Transformers runs it, in Jinja's sandbox, as ``python -I render.py FD PATH...``. Requests arrive on the
-connection FD as JSON ``[template, variables]``; the reply is an error in JSON, or null.
+runs here as Transformers runs it, in Jinja's sandbox.
 """
 
-import contextlib
 import json
-import resource
-import signal
-import sys
 from datetime import datetime
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY_LIMIT = 2**30  # bytes of address space
@@ -20,27 +14,14 @@ ORPHAN_LIMIT = 15  # seconds; the parent kills after 5, so this takes effect onl
 MAX_LENGTH = 2**24  # characters of a rendered conversation
 
 
-def main() -> None:
-    """Answer requests until the parent closes the connection."""
-    connection = Connection(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    with contextlib.suppress(ValueError, OSError):  # not supported on every system
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    sys.path += sys.argv[2:]  # -I ignores PYTHONPATH
-    try:
-        compiled("")
-    except ImportError as error:
-        connection.send_bytes(str(error).encode())
-        return
-    connection.send_bytes(b"ready")
-    with contextlib.suppress(EOFError):
-        while True:
-            template, variables = json.loads(connection.recv_bytes())
-            signal.alarm(ORPHAN_LIMIT)
-            fault = fault_of(template, variables)
-            signal.alarm(0)
-            connection.send_bytes(json.dumps(fault).encode())
+def prepare() -> None:
+    """Import Jinja."""
+    compiled("")
+
+
+def reply(template: str, variables: dict[str, Any]) -> bytes:
+    """What is wrong with a template for these variables, in JSON; null if it renders them."""
+    return json.dumps(fault_of(template, variables)).encode()
 
 
 def fault_of(template: str, variables: dict[str, Any]) -> str | None:
@@ -82,7 +63,3 @@ def compiled(template: str) -> Any:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
     return environment.from_string(template)
-
-
-if __name__ == "__main__":
-    main()

@@ -87,10 +87,13 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
     Of ``taken``, which mean something else, ``gsm8k.csv`` stays as it is, and ``me/gsm8k`` becomes ``me-gsm8k``.
     """
     path = Path(source).resolve()
-    short = path.stem if path.suffix.lower() in FORMATS else path.name
+    is_file = path.suffix.lower() in FORMATS
+    short = path.stem if is_file else path.name
     if short not in taken:
         return short
-    return path.name if short != path.name else f"{path.parent.name}-{path.name}"
+    if short != path.name:
+        return path.name
+    return f"{path.parent.name}-{path.name}"
 
 
 def read_table(source: str, flags: SourceArguments, default_split: str) -> Table:
@@ -98,7 +101,8 @@ def read_table(source: str, flags: SourceArguments, default_split: str) -> Table
     if is_on_hub(source):
         return read_hub(source, flags.dataset_config, flags.split or default_split, flags.limit)
     for flag in ("dataset_config", "split"):
-        if (value := getattr(flags, flag)) is not None:
+        value = getattr(flags, flag)
+        if value is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
     return read_file(Path(source), flags.limit)
 
@@ -114,7 +118,9 @@ def read_file(path: Path, limit: int | None = None) -> Table:
         with memory_limit(MAX_BYTES):
             rows = list(islice(readers[ending](path), MAX_ROWS + 1))
             check_count(str(path), len(rows), limit)
-            placed = [(row, f"{unit} {number} of {path}") for number, row in rows[:MAX_ROWS]]
+            placed = []
+            for number, row in rows[:MAX_ROWS]:
+                placed.append((row, f"{unit} {number} of {path}"))
             return Table.of(str(path), placed)
     except MemoryError as error:
         raise UsageError(f"{path} takes more than {MAX_BYTES >> 30} GiB of memory: split it.") from error

@@ -166,7 +166,7 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     asked = render(tokenizer, _PROBE, add_generation_prompt=False, **prompt.template_kwargs)
     added = begun.removeprefix(asked)
     if added == begun:  # a template that ends a prompt in another way
-        added = begun.rpartition(_PROBE[-1]["content"])[2]
+        _, _, added = begun.rpartition(_PROBE[-1]["content"])
     starts = [added.find(tag) for tag in prompt.format_tags if tag in added]
     return added[min(starts) :] if starts else ""
 
@@ -192,7 +192,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
         text = render(tokenizer, [*_PROBE, {"role": "assistant", "content": answer}])
     except UsageError:  # a template that writes prompts only
         return None
-    after = tokenizer.encode(text.rpartition(answer)[2].strip(), add_special_tokens=False)
+    _, _, rest = text.rpartition(answer)
+    after = tokenizer.encode(rest.strip(), add_special_tokens=False)
     found = tokenizer.added_tokens_decoder.get(after[0]) if after else None
     return after[0] if found and found.special else None
 

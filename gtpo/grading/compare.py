@@ -95,8 +95,7 @@ def decide(a: str, b: str) -> tuple[bool | None, float]:
         return None, limit
     except RecursionError:
         is_same = False
-    in_worker = limit - budget.seconds_left
-    return is_same, min(limit, in_worker + time.thread_time() - start)
+    return is_same, min(limit, limit - budget.seconds_left + time.thread_time() - start)
 
 
 def _same(a: str, b: str, budget: TimeBudget) -> bool:

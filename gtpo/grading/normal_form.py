@@ -29,9 +29,8 @@ Rules = list[tuple[re.Pattern[str], Replacement]]
 
 _CONTROL = dict.fromkeys(map(chr, [*range(32), 127]), " ")
 _CHARACTERS = str.maketrans(TABLES["characters"] | _CONTROL)
-_COMMANDS = dict(TABLES["commands"])
-for _list in ("fonts", "declarations"):
-    _COMMANDS |= dict.fromkeys(TABLES[_list].split(), "")
+_BARE = f"{TABLES['fonts']} {TABLES['declarations']}"
+_COMMANDS = TABLES["commands"] | dict.fromkeys(_BARE.split(), "")
 _NUMBER_WORDS = re.compile(rf"(?i)(?<![\w\\.,/^])(?<![^a-z]-)(?:{'|'.join(TABLES['number_words'])})\b")
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 

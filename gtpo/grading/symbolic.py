@@ -1,19 +1,11 @@
-"""The process that runs sympy and math-verify. worker.py starts it, sends it pairs of answers, and kills it when late.
+"""What the grading process does: sympy and math-verify. child.py runs it for worker.py, which kills it when late.
 
-It is a separate script (``python -I symbolic.py FD PATH...``), because an alarm does not interrupt sympy's C code.
-Requests arrive on the connection FD as JSON ``[a, b, tolerance, alone]``; the reply is one byte. The text is never
-evaluated as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
+It is a process of its own, because an alarm does not interrupt sympy's C code. The text is never evaluated as Python:
+the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
 """
 
-import contextlib
-import json
 import os
-import resource
-import signal
-import sys
-from fractions import Fraction
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY_LIMIT = 2 * 1024**3  # bytes of address space; sympy and the grammar need about 0.3 GiB
@@ -21,44 +13,22 @@ ORPHAN_LIMIT = 8  # seconds; the parent kills after 5, so this takes effect only
 MAX_DIGITS = 300  # a constant that is 0 to this many digits counts as 0
 
 
-def main() -> None:
-    """Answer requests until the parent closes the connection."""
-    connection = Connection(int(sys.argv[1]))
-    limit_resources()
+def prepare() -> None:
+    """Import sympy and build the grammar's tables."""
     # With gmpy2, ((20!)!)! aborts the process and (10^8)! ignores signals; without it both raise Python errors.
     os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
-    sys.path.extend(path for path in sys.argv[2:] if path not in sys.path)  # -I ignores PYTHONPATH
+    is_same("x+1", "1+x", None)
+
+
+def reply(a: str, b: str, tolerance: str | None, alone: bool) -> bytes:
+    """1 if `is_same`, or math-verify ``alone``, says so; 0 also if sympy raises an exception."""
     try:
-        is_same("x+1", "1+x", None)  # imports sympy and builds the grammar's tables before any time limit applies
-    except ImportError as error:
-        connection.send_bytes(str(error).encode())
-        return
-    connection.send_bytes(b"ready")
-    with contextlib.suppress(EOFError, MemoryError):  # MemoryError: the parent starts a new process
-        while True:
-            request = json.loads(connection.recv_bytes())
-            connection.send_bytes(b"1" if answer(*request) else b"0")
-
-
-def limit_resources() -> None:
-    """Limit the address space and forbid writing files."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    with contextlib.suppress(ValueError, OSError):  # not supported on every system; the time limit still applies
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may ignore alarms, and children inherit that
-
-
-def answer(a: str, b: str, tolerance: str | None, alone: bool = False) -> bool:
-    """`is_same`, or math-verify ``alone``, within ORPHAN_LIMIT seconds; False if sympy raises an exception."""
-    signal.alarm(ORPHAN_LIMIT)  # the default action ends the process, even inside C code
-    try:
-        return math_verify_accepts(a, b) if alone else is_same(a, b, tolerance)
+        same = math_verify_accepts(a, b) if alone else is_same(a, b, tolerance)
     except MemoryError:
         raise
     except Exception:  # sympy raises anything, including RecursionError, on text that it cannot handle
-        return False
-    finally:
-        signal.alarm(0)
+        same = False
+    return b"1" if same else b"0"
 
 
 def is_same(a: str, b: str, tolerance: str | None) -> bool:
@@ -73,10 +43,11 @@ def is_same(a: str, b: str, tolerance: str | None) -> bool:
     if x is None or y is None:
         return False
     if isinstance(x, Expr) and isinstance(y, Expr):
-        if x.has(oo, -oo, zoo, nan) or y.has(oo, -oo, zoo, nan):
+        not_finite = (oo, -oo, zoo, nan)
+        if x.has(*not_finite) or y.has(*not_finite):
             return bool(x == y)
         if tolerance is not None and not (x - y).free_symbols:
-            return bool(abs((x - y).evalf(30)) <= Rational(Fraction(tolerance)))
+            return bool(abs((x - y).evalf(30)) <= Rational(tolerance))
         if is_nonzero(x - y):
             return False
     elif isinstance(x, Eq) and isinstance(y, Eq):
@@ -126,7 +97,7 @@ def is_nonzero(difference: Any) -> bool:
     from sympy import Rational
     from sympy.core.evalf import PrecisionExhausted
 
-    symbols = sorted(difference.free_symbols, key=lambda symbol: str(symbol.name))
+    symbols = sorted(difference.free_symbols, key=str)
     for numerator, denominator in ((13, 7), (29, 17)):
         point = {symbol: Rational(numerator + 4 * i, denominator + i) for i, symbol in enumerate(symbols)}
         try:
@@ -136,7 +107,3 @@ def is_nonzero(difference: Any) -> bool:
         if value.is_number and not value.is_zero and (value.is_finite or not symbols):  # 0/0 equals nothing
             return True
     return False
-
-
-if __name__ == "__main__":
-    main()

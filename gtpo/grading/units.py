@@ -41,8 +41,7 @@ def _known_units() -> dict[str, Unit]:
         powers = frozenset((base, int(power or 1)) for base, power in factors)
         for prefix, (exponent, word) in TABLES["prefixes"].items():
             if not prefix or symbol in TABLES["prefixed"]:
-                scale = Fraction(10) ** exponent
-                unit = Unit(Fraction(str(size)) * scale, powers)
+                unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, powers)
                 known[prefix + symbol] = unit
                 for name in names:
                     known[word + name] = unit
@@ -101,8 +100,7 @@ def split_unit(text: str) -> Measure:
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
-        value = match["value"].strip()
-        found = _measure(value, match["unit"], is_marked=bool(marked))
+        found = _measure(match["value"].strip(), match["unit"], is_marked=bool(marked))
         if found:
             return found
     return Measure(text, None)

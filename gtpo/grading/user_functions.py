@@ -144,8 +144,7 @@ class CheckedReward:
         is_of_run = name in OF_RUNS[log] or str(name).startswith(OF_RUNS_BEGIN)
         if is_of_run and name not in getattr(self.function, "metrics", ()):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        plain = float(value) if log == "log_metric" else list(value)
-        of_trl(str(name), plain)
+        of_trl(str(name), float(value) if log == "log_metric" else list(value))
 
     def _failed(self, error: BaseException, kwargs: Mapping[str, Any], row: int | None) -> list[float | None]:
         """Raise the error with its place and row, or keep it."""
@@ -169,7 +168,7 @@ class CheckedReward:
         """The first row with which the function raises alone; None if it needs others for it."""
         count = len(kwargs.get("completions", ()))
         for row in range(count):
-            alone = dict(kwargs)
+            alone = {**kwargs}
             for name, value in kwargs.items():
                 if isinstance(value, list) and len(value) == count:
                     alone[name] = [value[row]]
@@ -184,18 +183,14 @@ class CheckedReward:
 
         The trainer refuses both in ``returned``.
         """
-        if hasattr(values, "__iter__"):
-            values = list(values)  # a generator runs here
-        listed = values if isinstance(values, list) else []
+        is_list = hasattr(values, "__iter__")
+        listed = list(values) if is_list else [values]  # a generator runs here
         count = len(kwargs.get("completions", listed))
-        is_valid = listed is values and len(listed) == count
-        for value in listed:
-            if value is not None and not hasattr(value, "__float__"):
-                is_valid = False
-        if not is_valid:
+        wrong = [value for value in listed if value is not None and not hasattr(value, "__float__")]
+        if wrong or not is_list or len(listed) != count:
             expected = f"expected a list with a number or None for each of {count} completions"
-            raise self._error(f"returned {reprlib.repr(values)}: {expected}")
-        self.returned = [None if value is None else float(value) for value in values]
+            raise self._error(f"returned {reprlib.repr(listed if is_list else values)}: {expected}")
+        self.returned = [None if value is None else float(value) for value in listed]
         return [math.inf if value != value else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:

@@ -1,4 +1,4 @@
-"""Runs sympy comparisons in a separate process (symbolic.py): starts it, enforces the time limit, restarts it.
+"""Runs sympy comparisons in a separate process (child.py): starts it, enforces the time limit, restarts it.
 
 The process starts at the first comparison and is shared by all threads. A forked process starts its own.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 START_LIMIT = 60.0  # seconds for the process to import sympy from a cold disk
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")  # all that the process inherits: no tokens
 SCRIPT = Path(__file__).resolve().with_name("symbolic.py")
+CHILD = SCRIPT.with_name("child.py")
 
 
 class ComparisonFailed(Exception):
@@ -27,7 +28,7 @@ class ComparisonFailed(Exception):
 class Worker:
     """A process that compares pairs of LaTeX expressions, one at a time.
 
-    It runs symbolic.py as a script instead of using multiprocessing. Spawn and forkserver import the user's main module
+    It runs child.py as a script instead of using multiprocessing. Spawn and forkserver import the user's main module
     again, with torch and trl. A forked process inherits the memory and the locks of the training process.
     """
 
@@ -50,7 +51,7 @@ class Worker:
 
         ComparisonFailed if the ``limit`` in seconds is exceeded or the process dies.
         """
-        request = json.dumps([a, b, None if tolerance is None else str(tolerance), alone]).encode()
+        request = json.dumps([a, b, tolerance, alone], default=str).encode()
         self.calls += 1
         reply, seconds = self.ask(request, limit)
         if not reply:
@@ -118,7 +119,7 @@ class Worker:
         ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", str(self.script or SCRIPT), str(theirs.fileno()), *filter(None, sys.path)],
+                [sys.executable, "-I", CHILD, self.script or SCRIPT, str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,

@@ -13,8 +13,8 @@ from gtpo.grading.worker import ComparisonFailed, Worker, shared_worker
 LIMITED = """
 import resource, sys
 sys.path[:0] = PATHS
-import symbolic
-symbolic.limit_resources()
+import child, symbolic
+child.limit_resources(symbolic.MEMORY_LIMIT)
 for mode in ("w", "a"):
     try:
         with open("new" if mode == "w" else "existing", mode) as file:
