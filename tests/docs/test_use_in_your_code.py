@@ -115,6 +115,7 @@ def test_an_objective_of_your_own(tmp_path: Path) -> None:
     """From file to page, with fewer and shorter runs."""
     title = "Try your own objective"
     (tmp_path / "my_objective.py").write_text(section(title, "python")[0])
+    (tmp_path / "gtpo").symlink_to(ROOT / "gtpo")  # the base is named by its place in a clone
     compare = section(title, "bash")[0].splitlines()[1].partition("--n_seeds")[0]
     run(tmp_path, *compare.split()[1:], "--n_seeds", "1", "--steps", "2", "--problems", "4", "--dirty", installed=ROOT)
     page = (tmp_path / "outputs/study/compare/comparison.md").read_text()
