@@ -1,5 +1,10 @@
 """The study of small models: comparisons, claims, verdicts, one update, pages. Not part of the wheel."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, RewardArguments, RunArguments
 
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)  # of every training run
+Row = dict[str, Any]  # of a page, a summary or a JSON file
+Values = Mapping[str, Any]

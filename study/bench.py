@@ -15,16 +15,15 @@ from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
-from study import SETTINGS
+from study import SETTINGS, Row, Values
 from study.comparison import best_of, rate_rows
 
 RESULTS = Path("results")
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
-Spec = Mapping[str, Any]  # of study/experiments.yaml
 
 
 @cache
-def read_experiments() -> dict[str, Any]:
+def read_experiments() -> Row:
     """study/experiments.yaml."""
     return read_yaml(Path(__file__).with_name("experiments.yaml"))
 
@@ -43,7 +42,7 @@ class Arm:
     method: str
     label: str
     color: str
-    settings: Spec
+    settings: Values
 
     def run_name(self, rate: str | None) -> str:
         return self.runs.format(rate=rate)
@@ -69,7 +68,7 @@ class Base:
     """
 
     name: str
-    settings: Spec
+    settings: Values
     benchmark: str
     problems: int
     max_new_tokens: int
@@ -98,7 +97,7 @@ class Comparison:
         results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
-    def __init__(self, name: str, spec: Spec, directory: Path | None = None) -> None:
+    def __init__(self, name: str, spec: Values, directory: Path | None = None) -> None:
         spec = {**read_experiments()["defaults"], **spec}
         self.name = name
         self.title: str = spec["title"]
@@ -116,7 +115,7 @@ class Comparison:
         if "reward" in spec:
             self.settings["reward"] = spec["reward"]
         self.settings_of = settings_by_arm(self.arms, self.settings)
-        self.primary: list[Spec] = spec["primary"]
+        self.primary: list[Values] = spec["primary"]
         measures = spec["measures"]
         self.labels: Mapping[str, str] = measures if isinstance(measures, dict) else {text: text for text in measures}
         planned = [row["measure"] for row in self.primary]
@@ -188,7 +187,7 @@ def known_comparison(name: str, directory: Path | None = None) -> Comparison:
     return Comparison(name, pick("comparison", name, known_comparisons()), directory)
 
 
-def known_comparisons() -> dict[str, Spec]:
+def known_comparisons() -> dict[str, Values]:
     """Name -> keys of the comparisons of study/experiments.yaml, without families that only admit rates."""
     experiments = read_experiments()
     every = experiments["comparisons"] | experiments["stored"]
@@ -208,9 +207,9 @@ def arms_of(words: Iterable[str] | Mapping[str, str]) -> list[Arm]:
     return found
 
 
-def settings_by_arm(arms: Sequence[Arm], settings: Spec) -> dict[str, dict[str, Any]]:
+def settings_by_arm(arms: Sequence[Arm], settings: Values) -> dict[str, Row]:
     """Arm -> those of some settings that it has; UsageError for one that no arm has."""
-    found: dict[str, dict[str, Any]] = {arm.name: {} for arm in arms}
+    found: dict[str, Row] = {arm.name: {} for arm in arms}
     for key, value in settings.items():
         is_of_all = name_of(key) in settings_of_all()
         having = [arm.name for arm in arms if is_of_all or arm.has(key)]
@@ -227,7 +226,7 @@ def settings_of_all() -> set[str]:
     return {*annotations_of("grpo_config"), *fields_of(SETTINGS)}
 
 
-def bases_of(spec: Spec) -> list[Base]:
+def bases_of(spec: Values) -> list[Base]:
     """The bases of a comparison, by their names in study/experiments.yaml, or the paths of models."""
     known = read_experiments()["bases"]
     held_out = {key: spec[key] for key in ("benchmark", "problems") if key in spec}
@@ -242,7 +241,7 @@ def bases_of(spec: Spec) -> list[Base]:
     return found
 
 
-def pick(kind: str, word: str, known: Spec) -> Any:
+def pick(kind: str, word: str, known: Values) -> Any:
     """An entry of study/experiments.yaml by its name."""
     if word not in known:
         raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {', '.join(known)}.")
@@ -258,9 +257,9 @@ def numbers_of(words: Iterable[Any]) -> list[int]:
     return found
 
 
-def settings_of(pairs: Iterable[str]) -> dict[str, Any]:
+def settings_of(pairs: Iterable[str]) -> Row:
     """``key=value`` of a command line; a value of several words is a list."""
-    found: dict[str, Any] = {}
+    found: Row = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         words = shlex.split(value)

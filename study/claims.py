@@ -54,7 +54,9 @@ class Claim:
     def measured_side(self) -> int | None:
         """Which of (more, less) is measured if the other one is a number: 0 or 1; None if both are measured."""
         [more, less], *_ = self.pairs
-        return 1 if isinstance(more, float) else 0 if isinstance(less, float) else None
+        if isinstance(more, float):
+            return 1
+        return 0 if isinstance(less, float) else None
 
     def sides(self, runs: SeedRuns) -> tuple[float, float]:
         """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
@@ -63,7 +65,8 @@ class Claim:
             of_more, of_less = (_value(side, runs) for side in pair)
             more += of_more
             less += of_less
-        scale = SCALES.get(self.measures[0].name, 1) / len(self.pairs)
+        unit = SCALES.get(self.measures[0].name, 1)
+        scale = unit / len(self.pairs)
         return scale * more, scale * less
 
     def margin(self, runs: SeedRuns) -> float:
@@ -79,21 +82,26 @@ def _value(side: Side, runs: SeedRuns) -> float:
 @cache
 def read_claims(path: Path = Path(__file__).parent / "claims.yaml") -> dict[str, tuple[Claim, ...]]:
     """Figure -> its claims, in the order of the page."""
-    return {figure: tuple(_claim(**row) for row in rows) for figure, rows in read_yaml(path).items()}
+    claims = {}
+    for figure, rows in read_yaml(path).items():
+        claims[figure] = tuple(_claim(**row) for row in rows)
+    return claims
 
 
 def _claim(name: str, claim: str, unit: str, more: Any, less: Any, **options: Any) -> Claim:
-    sides = []
-    for value in (more, less):
-        listed = value if isinstance(value, list) else [value]
-        sides.append([_side(side) for side in listed])
-    pairs = tuple(zip(*sides, strict=True))
+    pairs = tuple(zip(_sides(more), _sides(less), strict=True))
     return Claim(name, claim, unit, pairs, **options)
 
 
-def _side(value: float | dict[str, Any]) -> Side:
-    if not isinstance(value, dict):
-        return float(value)
-    [(kind, name)] = [(key, item) for key, item in value.items() if key != "of"]
-    name, of = (kind, name) if "@" in kind else (name, kind)
-    return Measure(name, of, tuple(value["of"]))
+def _sides(value: Any) -> list[Side]:
+    """Thresholds and measures, one or a list, such as ``{late: accuracy, of: [gtpo]}``."""
+    found: list[Side] = []
+    for side in value if isinstance(value, list) else [value]:
+        if not isinstance(side, dict):
+            found.append(float(side))
+            continue
+        runs = tuple(side["of"])
+        [kind] = side.keys() - {"of"}
+        words = (kind, side[kind]) if "@" in kind else (side[kind], kind)
+        found.append(Measure(*words, runs))
+    return found

@@ -19,8 +19,9 @@ from paper.figures import LABELS, WIDTH
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
+from study import Row, Values
 from study.bench import Arm, Base, Comparison
-from study.comparison import Pair, Row, add_holm, compare
+from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origins_in, read_origins
@@ -35,7 +36,7 @@ class Found(NamedTuple):
 
     base: Base
     results: Results
-    origins: Mapping[str, Any]
+    origins: Values
     rates: Mapping[str, str]
 
     def name(self, arm: Arm) -> str:
@@ -184,7 +185,7 @@ def verdict(row: Row) -> str:
     return word if row.get("holm", 0.0) < 0.05 else f"{word}, but not after Holm"
 
 
-def table_of(comparison: Comparison, found: Found) -> dict[str, Any]:
+def table_of(comparison: Comparison, found: Found) -> Row:
     """Of a base: its scores before training, and each arm minus the first one in every measure."""
     untrained = {}
     if not comparison.is_shared:  # the results there are from several bases

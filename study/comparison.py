@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import comb
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paper.figures import mean_of
 from paper.results import Results
+from study import Row
 from study.measures import SeedRuns, late, measure_of, rounded
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
 MEANS = ("accuracy", "formatting", "entropy")
-Row = dict[str, Any]
 
 
 class Pair(NamedTuple):

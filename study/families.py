@@ -1,14 +1,14 @@
 """Comparisons whose runs are stored together: when a run collapses (the rules of docs/log.md), and what was found."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paper.results import Results
+from study import Row, Values
 from study.bench import Comparison, read_experiments
 from study.compare import Found
-from study.comparison import Row, add_holm, rate_rows
+from study.comparison import add_holm, rate_rows
 from study.measures import LOST, SeedRuns, has_fallen, highest, late, quarters
 
 LEARNS = 5.0  # points above the base, in a trailing mean
@@ -31,19 +31,22 @@ class Rule:
     share: float | None = None
 
     def learns(self, runs: SeedRuns, name: str) -> bool:
-        return highest(runs.curve(name, "accuracy"), runs.window) >= self.base + LEARNS
+        accuracy = runs.curve(name, "accuracy")
+        return highest(accuracy, runs.window) >= self.base + LEARNS
 
     def falls(self, runs: SeedRuns, name: str) -> bool:
         """Whether a run has lost accuracy or formatting at its end."""
         limits = LOST
         if self.share is not None:
-            gain = highest(runs.curve(name, "accuracy"), runs.window) - self.base
+            accuracy = runs.curve(name, "accuracy")
+            gain = highest(accuracy, runs.window) - self.base
             limits = LOST | {"accuracy": self.share * max(gain, 0.0)}
         return has_fallen(runs, name, limits)
 
     def is_lost(self, runs: SeedRuns, name: str) -> bool:
         """Whether it falls, and its entropy has risen."""
-        return self.falls(runs, name) and round(_rise(runs, name), 9) >= ENTROPY
+        rise = round(_rise(runs, name), 9)
+        return self.falls(runs, name) and rise >= ENTROPY
 
 
 def _rise(runs: SeedRuns, name: str) -> float:
@@ -52,12 +55,12 @@ def _rise(runs: SeedRuns, name: str) -> float:
     return late(entropy) - quarters(entropy)[0]
 
 
-def families() -> dict[str, dict[str, Any]]:
+def families() -> dict[str, Row]:
     """Title -> the entry of study/experiments.yaml, of the stored comparisons with a rule."""
     return {title: spec for title, spec in read_experiments()["stored"].items() if "rule" in spec}
 
 
-def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> dict[str, Any]:
+def family_values(title: str, results: Results, origins: Values) -> Row:
     """What docs/reproduction.md shows of a family: the second arm minus the first.
 
     Returns:
@@ -68,7 +71,8 @@ def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> d
     spec = families()[title]
     comparison = Comparison(title, spec)
     rule = Rule(**spec["rule"])
-    found = Found(comparison.bases[0], results, origins, comparison.chosen_rates(results))
+    chosen = comparison.chosen_rates(results)
+    found = Found(comparison.bases[0], results, origins, chosen)
     arms = [found.name(arm) for arm in comparison.arms if arm.name in found.rates]
     rates: dict[str, Row] = {}
     if len(comparison.rates) > 1:
@@ -89,10 +93,13 @@ def family_values(title: str, results: Results, origins: Mapping[str, Any]) -> d
         return values
     pair = found.pair(comparison, comparison.arms[1])
     planned = [row["measure"] for row in comparison.primary]
-    rows = {label: pair.row(text) | {"primary": text in planned} for label, text in comparison.labels.items()}
+    rows = {}
+    for label, text in comparison.labels.items():
+        rows[label] = pair.row(text) | {"primary": text in planned}
     add_holm([row for row in rows.values() if row["primary"]])
-    lost = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
-    return values | {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows, "lost": lost}
+    values |= {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows}
+    values["lost"] = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
+    return values
 
 
 def admission(results: Results, window: int, rule: Rule, names: Sequence[str]) -> dict[str, Row]:
@@ -104,10 +111,12 @@ def admission(results: Results, window: int, rule: Rule, names: Sequence[str]) -
             continue
         learns = sum(rule.learns(run, name) for run in runs)
         lost = sum(rule.is_lost(run, name) for run in runs)
-        row: Row = {"seeds": [run.seed for run in runs], "learns": learns, "lost": lost}
-        row["admitted"] = learns >= rule.learn and lost >= rule.lose
+        is_admitted = learns >= rule.learn and lost >= rule.lose
+        row: Row = {"seeds": [run.seed for run in runs]}
+        row |= {"learns": learns, "lost": lost, "admitted": is_admitted}
         for key in ("accuracy", "formatting"):
-            row[key] = [round(late(run.curve(name, key)), 1) for run in runs]
+            ends = [late(run.curve(name, key)) for run in runs]
+            row[key] = [round(end, 1) for end in ends]
         row["entropy"] = [round(_rise(run, name), 3) for run in runs]
         rows[name] = row
     return rows

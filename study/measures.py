@@ -15,14 +15,19 @@ LOST = {"accuracy": 20.0, "formatting": 10.0}  # points from the highest trailin
 
 def trailing(values: Series, window: int) -> Series:
     """The trailing mean over ``window`` steps, from the first full window on; of a shorter run its last one."""
-    return values.rolling(window, min_periods=1).mean().iloc[min(window, len(values)) - 1 :]
+    means = values.rolling(window, min_periods=1).mean()
+    full = min(window, len(values)) - 1
+    return means.iloc[full:]
 
 
 def quarters(values: Series) -> list[float]:
     """The means over the four quarters of at least four values; of fewer, the values."""
     parts = min(4, len(values))
     bounds = [round(i * len(values) / parts) for i in range(parts + 1)]
-    return [float(values.iloc[start:end].mean()) for start, end in pairwise(bounds)]
+    means = []
+    for start, end in pairwise(bounds):
+        means.append(float(values.iloc[start:end].mean()))
+    return means
 
 
 def late(values: Series, window: int = 1) -> float:
@@ -55,7 +60,8 @@ def fall_step(values: Series, window: int) -> float:
     """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
     means = trailing(values, window)
     after = means.loc[means.idxmax() :]
-    return float((after <= (after.iloc[0] + after.min()) / 2).idxmax())
+    middle = (after.iloc[0] + after.min()) / 2
+    return float((after <= middle).idxmax())
 
 
 def rounded(value: float | None) -> float | None:
@@ -65,19 +71,34 @@ def rounded(value: float | None) -> float | None:
 
 def statistic(of: str) -> Callable[[Series, int], float]:
     """A key of ``STATISTICS``, or the mean over some steps: ``6-100``."""
-    first, dash, last = of.partition("-")
-    if not dash:
+    if of in STATISTICS:
         return STATISTICS[of]
-    return lambda values, window: float(values.loc[int(first) : int(last)].mean())
+    first, last = map(int, of.split("-"))
+    return lambda values, window: float(values.loc[first:last].mean())
 
 
-STATISTICS: dict[str, Callable[[Series, int], float]] = {
-    "early": lambda values, window: quarters(values)[0],
-    "first_third": lambda values, window: float(values.iloc[: len(values) // 3].mean()),
-    "last_third": lambda values, window: float(values.iloc[-(len(values) // 3) :].mean()),
-    "mean": lambda values, window: float(values.mean()),
-    **{function.__name__: function for function in (late, highest, fall, largest_loss, rise_step, fall_step)},
-}
+def early(values: Series, window: int) -> float:
+    """Mean over the first quarter."""
+    return quarters(values)[0]
+
+
+def first_third(values: Series, window: int) -> float:
+    part = values.iloc[: len(values) // 3]
+    return float(part.mean())
+
+
+def last_third(values: Series, window: int) -> float:
+    part = values.iloc[-(len(values) // 3) :]
+    return float(part.mean())
+
+
+def mean(values: Series, window: int) -> float:
+    return float(values.mean())
+
+
+OF_QUARTERS = (early, late, fall)
+OF_OTHERS = (first_third, last_third, mean, highest, largest_loss, rise_step, fall_step)
+STATISTICS = {function.__name__: function for function in (*OF_QUARTERS, *OF_OTHERS)}
 
 
 @dataclass(frozen=True)
@@ -94,7 +115,8 @@ class SeedRuns:
 
     def score(self, name: str, benchmark: str, score: str) -> float:
         """A score of the evaluation in percent, ``pass@32``."""
-        value = float(self.results.scores.at[(name, benchmark, self.seed), score])
+        scores = self.results.scores.loc[(name, benchmark, self.seed)]
+        value = float(scores[score])
         if isnan(value):
             raise KeyError(score)
         return value
@@ -102,7 +124,8 @@ class SeedRuns:
 
 def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
     """Whether a run ends so far below the highest trailing mean of a metric."""
-    return any(fall(runs.curve(name, metric), runs.window) >= points for metric, points in limits.items())
+    falls = {metric: fall(runs.curve(name, metric), runs.window) for metric in limits}
+    return any(falls[metric] >= points for metric, points in limits.items())
 
 
 @dataclass(frozen=True)
@@ -126,14 +149,18 @@ class Measure:
 
     def value(self, runs: SeedRuns) -> float:
         """The number of one seed; raises as :class:`SeedRuns`."""
+        return fmean(self._of_run(runs, name) for name in self.runs)
+
+    def _of_run(self, runs: SeedRuns, name: str) -> float:
         if self.benchmark:
-            return fmean(runs.score(name, self.of, self.name) for name in self.runs)
-        measure = statistic(self.of)
-        return fmean(measure(runs.curve(name, self.name), runs.window) for name in self.runs)
+            return runs.score(name, self.of, self.name)
+        curve = runs.curve(name, self.name)
+        return statistic(self.of)(curve, runs.window)
 
 
 def measure_of(text: str, run: str, benchmark: str = "arithmetic") -> Measure:
     """``accuracy late``, ``formatting 1-100``: of the training; ``pass@1 greedy``, ``pass@1 sampled``: a score."""
     name, _, of = text.rpartition(" ")
-    of_score = {"greedy": benchmark + GREEDY, "sampled": benchmark}
-    return Measure(name, of_score[of] if "@" in name else of, (run,))
+    if "@" in name:
+        of = benchmark + GREEDY if of == "greedy" else benchmark
+    return Measure(name, of, (run,))

@@ -15,12 +15,12 @@ from paper.figures import mean_of
 from paper.matrix import RUNS, Experiment
 from paper.runner import run_all, slots_of
 from paper.states import state_of
+from study import Row
 from study.bench import Comparison, read_experiments
 from study.measures import rounded
 
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
 DIRECTORY = Path("results") / "mechanism"
-Summary = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def policy_list(policies: Sequence[Policy]) -> list[str]:
 # What was measured
 
 
-def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
+def summarize(lines: Sequence[Row]) -> Row:
     """Counts, and for each objective and target the mean change with its 95 % interval over groups.
 
     Args:
@@ -140,7 +140,7 @@ def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
     return {"groups": len(lines), "informative": len(effects), "rewards": rewards, "rows": rows}
 
 
-def store_mechanism() -> dict[str, Summary]:
+def store_mechanism() -> dict[str, Row]:
     """Copy what is measured to results/mechanism/.
 
     Returns:
@@ -153,20 +153,20 @@ def store_mechanism() -> dict[str, Summary]:
     return summaries_in(DIRECTORY)
 
 
-def summaries_in(directory: Path) -> dict[str, Summary]:
+def summaries_in(directory: Path) -> dict[str, Row]:
     """Policy -> :func:`summarize` of its stored groups, the bases first."""
     stems = [path.stem for path in directory.glob("*.jsonl")]
     stems.sort(key=lambda stem: ("base" not in stem, len(stem), stem))
     return {stem: summarize(_groups_in(directory / f"{stem}.jsonl")) for stem in stems}
 
 
-def _groups_in(path: Path) -> list[dict[str, Any]]:
+def _groups_in(path: Path) -> list[Row]:
     """The groups of a file; a last line that is being written is left out."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def effect_of(summary: Summary, objective: str, target: str) -> dict[str, Any]:
+def effect_of(summary: Row, objective: str, target: str) -> Row:
     """A row of a summary; empty for a policy that writes no tags."""
     for row in summary["rows"]:
         if (row["objective"], row["target"]) == (objective, target):

@@ -24,24 +24,30 @@ def claim_list() -> str:
 
 
 def _tiny_claims() -> list[Claim]:
-    return [claim for figure, claims in read_claims().items() if figure != "smol" for claim in claims]
+    found: list[Claim] = []
+    for figure, claims in read_claims().items():
+        found += claims if figure != "smol" else ()
+    return found
 
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
-    benchmarks: dict[str, set[str]] = {}  # of each run
-    measures = [measure for claim in claims for measure in claim.measures]
-    for measure in measures:
-        for run in measure.runs:
-            of_run = benchmarks.setdefault(run.removesuffix("@best"), set())
+    names: dict[str, None] = {}
+    scored = set()  # runs and the benchmarks of their scores
+    for claim in claims:
+        names |= dict.fromkeys(claim.runs)
+        for measure in claim.measures:
             if measure.benchmark:
-                of_run.add(measure.benchmark)
+                runs = [run.removesuffix("@best") for run in measure.runs]
+                scored |= {(run, measure.benchmark) for run in runs}
     experiments = []
     for seed in dict.fromkeys(seeds):
-        experiments += [experiment(matrix, "tiny", name, seed) for name in benchmarks]
+        experiments += [experiment(matrix, "tiny", name, seed) for name in names]
     needed = []
     for work in experiments:
-        needed += [(work, benchmark) for benchmark in sorted(benchmarks[work.name])]
+        for name, benchmark in sorted(scored):
+            if name == work.name:
+                needed.append((work, benchmark))
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 
@@ -50,18 +56,16 @@ def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seq
     lines = []
     for claim in claims:
         found = check(claim, results, seeds, matrix["tiny"]["window"])
-        unit = found["unit"]
+        unit = claim.unit
         digits = digits_of(unit)
         lines.append(f"{claim.name}: {claim.sentence}")
         for seed, margin in found["margins"].items():
-            difference = margin - claim.allowed
-            lines.append(f"  seed {seed}: {difference:+.{digits}f} {unit}")
+            difference = f"{margin - claim.allowed:+.{digits}f}"
+            lines.append(f"  seed {seed}: {difference} {unit}")
         if found["mean"] is not None:
             mean = f"{found['difference']:+.{digits}f}"
             half_width = f"{found['half_width']:.{digits}f}"
             lines.append(f"  mean: {mean} ± {half_width} {unit}, 95 %")
-        allows = ""
-        if claim.allowed:
-            allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})"
+        allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})" if claim.allowed else ""
         lines.append(f"  verdict: {found['verdict']}{allows}")
     return lines

@@ -26,12 +26,13 @@ from gtpo.prompts import TAGS, PromptFormat
 from gtpo.training.batch import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
-from study import SETTINGS
+from study import SETTINGS, Row
 from study.tags import inside, tag_spans
 
 OTHERS = 64  # prompts whose solutions are scored
 TARGETS = ("tags", "answer", "own tags")  # of reference solutions, and of the policy's own completions
 Batch = dict[str, Tensor]
+Ids = list[list[int]]
 
 
 def coefficients(
@@ -64,7 +65,11 @@ def coefficients(
         "entropy term": gtpo(torch.zeros_like(advantages), ones, every, gamma=gamma),
         "GRPO, A > 0": grpo(advantages.clamp(min=0)),
     }
-    return {name: -torch.autograd.grad(loss, leaf)[0] for name, (loss, _) in losses.items()}
+    found = {}
+    for name, (loss, _) in losses.items():
+        [gradient] = torch.autograd.grad(loss, leaf)
+        found[name] = -gradient
+    return found
 
 
 class OneStep:
@@ -80,27 +85,30 @@ class OneStep:
         self.trainer = trainer
         self.tags = tags
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-        order = torch.randperm(len(trainer.train_dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+        rows = trainer.train_dataset
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(rows), generator=generator).tolist()
         self.prompts = order[OTHERS:]
         trainer.model.train()
-        examples = [trainer.train_dataset[row] for row in order[:OTHERS]]
+        examples = [rows[row] for row in order[:OTHERS]]
         prompts = trainer._tokenize_prompts([example["prompt"] for example in examples])[0]
         torch.manual_seed(seed)
         solutions = [example["solution"] for example in examples]
         self.parts = [*self._solutions(prompts, solutions), *self._own(prompts)]
-        self.counts = {}
-        for name in TARGETS:
-            count = sum(int(part[name].sum()) for part in self.parts if name in part)
-            if count:  # a policy may have no tags of its own
-                self.counts[name] = count
-        self.directions = {name: [torch.zeros_like(weight) for weight in self.weights] for name in self.counts}
+        self.counts: dict[str, int] = {}  # a policy may have no tags of its own
+        self.directions = {}
+        for part in self.parts:
+            for name in TARGETS:
+                if name in part:
+                    self.counts[name] = self.counts.get(name, 0) + int(part[name].sum())
+                    self.directions[name] = [torch.zeros_like(weight) for weight in self.weights]
         for part in self.parts:
             for name, value in self._targets(part).items():
                 gradients = torch.autograd.grad(value, self.weights, retain_graph=True)
                 for total, gradient in zip(self.directions[name], gradients, strict=True):
                     total += gradient
 
-    def of_group(self, number: int) -> dict[str, Any]:
+    def of_group(self, number: int) -> Row:
         """The effects of one group, which the number determines: its facts, and objective -> target -> change in nats.
 
         A group of equal rewards has no effects: only the entropy term has a gradient there.
@@ -111,7 +119,7 @@ class OneStep:
         row = trainer.train_dataset[self.prompts[number % len(self.prompts)]]
         with torch.no_grad():
             batch = trainer._generate_and_score_completions([row] * size)
-        facts: dict[str, Any] = {"group": number}
+        facts: Row = {"group": number}
         for name in trainer.reward_func_names:
             rewards = trainer._logs["rewards"][name]
             facts[name] = statistics.fmean([*rewards][-size:])
@@ -122,36 +130,47 @@ class OneStep:
         logps, token_entropy = trainer._logps_and_entropy(trainer.model, batch)
         entropy = completion_entropy(token_entropy, batch["completion_mask"]).detach()
         of_objective = coefficients(logps, entropy, batch["completion_mask"], conflict, advantages)
-        facts |= {"conflict_tokens": conflict.sum().item() / size, "entropy": entropy.mean().item()}
+        facts["conflict_tokens"] = conflict.sum().item() / size
+        facts["entropy"] = entropy.mean().item()
         effects = {}
         for name, of_token in of_objective.items():
             if of_token.any():
                 gradient = torch.autograd.grad(logps, self.weights, of_token, retain_graph=True)
                 norm = _inner(gradient, gradient) ** 0.5
-                changes = {target: _inner(gradient, self.directions[target]) / norm for target in self.counts}
-                effects[name] = changes | {"norm": norm}
+                effects[name] = {"norm": norm}
+                for target, direction in self.directions.items():
+                    effects[name][target] = _inner(gradient, direction) / norm
         return facts | {"effects": effects}
 
-    def _solutions(self, prompts: list[list[int]], solutions: list[str]) -> Iterator[Batch]:
+    def _solutions(self, prompts: Ids, solutions: list[str]) -> Iterator[Batch]:
         """Micro-batches of the reference solutions with the masks of their targets."""
         tokenizer = self.trainer._tokenizer
         ids = tokenizer(solutions, add_special_tokens=False)["input_ids"]
-        for batch, spans in self._batches(prompts, [[*row, tokenizer.eos_token_id] for row in ids]):
+        completions = [[*row, tokenizer.eos_token_id] for row in ids]
+        for batch, spans in self._batches(prompts, completions):
             valid = batch["completion_mask"]
-            answers = torch.stack([spans[:, 2, 1], spans[:, 3, 0]], dim=-1)[:, None]  # between its tags
-            yield batch | {"tags": inside(spans, valid).any(1), "answer": inside(answers, valid).any(1)}
+            _, _, opening, closing = spans.unbind(1)
+            answers = torch.stack([opening[:, 1], closing[:, 0]], dim=-1)  # between the tags
+            tags = inside(spans, valid).any(1)
+            answer = inside(answers[:, None], valid).any(1)
+            yield batch | {"tags": tags, "answer": answer}
 
-    def _own(self, prompts: list[list[int]]) -> Iterator[Batch]:
+    def _own(self, prompts: Ids) -> Iterator[Batch]:
         """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
         with torch.no_grad():
             completions, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         text_format = PromptFormat(None, self.tags)
         texts = self.trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
-        kept = [i for i, text in enumerate(texts) if text_format.follows_format(text)]
-        for batch, spans in self._batches([prompts[i] for i in kept], [completions[i] for i in kept]):
+        of_prompts = []
+        in_format = []
+        for prompt, completion, text in zip(prompts, completions, texts, strict=True):
+            if text_format.follows_format(text):
+                of_prompts.append(prompt)
+                in_format.append(completion)
+        for batch, spans in self._batches(of_prompts, in_format):
             yield batch | {"own tags": inside(spans, batch["completion_mask"]).any(1)}
 
-    def _batches(self, prompts: list[list[int]], completions: list[list[int]]) -> Iterator[tuple[Batch, Tensor]]:
+    def _batches(self, prompts: Ids, completions: Ids) -> Iterator[tuple[Batch, Tensor]]:
         """Micro-batches of a group's size, and the places of the four tags in each completion, (B, 4, 2)."""
         trainer = self.trainer
         tokenizer = trainer._tokenizer
@@ -168,7 +187,11 @@ class OneStep:
     def _targets(self, part: Batch) -> Batch:
         """What a micro-batch adds to the mean of ln pi over the tokens of each target."""
         logps, _ = self.trainer._logps_and_entropy(self.trainer.model, part)
-        return {name: logps[part[name]].sum() / count for name, count in self.counts.items() if name in part}
+        means = {}
+        for name, count in self.counts.items():
+            if name in part:
+                means[name] = logps[part[name]].sum() / count
+        return means
 
 
 def one_step_of(words: Sequence[str], checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:
@@ -197,7 +220,10 @@ def one_step_of(words: Sequence[str], checkpoint: Path | None, rewards_in: Calla
 
 
 def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
-    return sum((x * y).sum(dtype=torch.float64).item() for x, y in zip(a, b, strict=True))
+    total = 0.0
+    for x, y in zip(a, b, strict=True):
+        total += (x * y).sum(dtype=torch.float64).item()
+    return total
 
 
 def write_effects(make: Callable[[], OneStep], path: Path, groups: int) -> Iterator[int]:

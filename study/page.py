@@ -6,19 +6,21 @@ Every number comes from results/, the condensed runs; the templates have the tex
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+
+from pandas import concat
 
 from gtpo.files import write_atomically
 from gtpo.reports.curves import LEAST_SEEDS
 from paper.figures import LABELS, SCORES, draw_all, mean_of
 from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
-from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
+from paper.results import METRICS_FILE, Results, read_results
+from study import Row, Values
 from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
 from study.claims import read_claims
 from study.compare import draw_comparison, found_of
@@ -46,45 +48,36 @@ METRICS = (
 SMOL_PANELS = ("accuracy", "formatting", "entropy", "conflict_push")
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 DECIDED = VERDICTS[:3]
+SETTINGS_SHOWN = ("window", "base", "late", "evaluation")
 
 
 def summarize(
     matrix: Matrix,
     found: Mapping[str, Results],
-    mechanism: Mapping[str, Any],
-    origins: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> dict[str, Any]:
+    mechanism: Values,
+    origins: Mapping[str, Values] = MappingProxyType({}),
+) -> Row:
     """The content of summary.json: settings, claims with verdicts, runs, and the comparisons of each family.
 
     ``found``: a key of ``PLACES`` -> its results; ``mechanism``: policy -> :func:`study.mechanism.summarize`;
     ``origins``: a key of ``PLACES`` -> run -> where it is from.
     """
     spec = matrix["tiny"]
-    seeds = seeds_of_all(matrix, "tiny")
     results = found["tiny"]
-    claims = []
-    for figure, of_figure in read_claims().items():
-        if figure != "smol":
-            claims += [{"figure": figure} | check(claim, results, seeds, spec["window"]) for claim in of_figure]
-    held = [claim for claim in claims if claim["verdict"] == "holds"]
-    compared = [claim for claim in claims if claim["size"] is not None and not claim["why"]]
     names = select_figures(matrix, ["all"], "tiny")
     of_families = {}
     for title, family in families().items():
         place = family["results"]
         of_families[title] = family_values(title, found[place], origins.get(place, {}))
     return {
-        "settings": {"seeds": seeds} | {key: spec[key] for key in ("window", "base", "late", "evaluation")},
+        "settings": {"seeds": seeds_of_all(matrix, "tiny")} | {key: spec[key] for key in SETTINGS_SHOWN},
         "sizes": SIZES,
         "least_seeds": LEAST_SEEDS,
-        "claims": claims,
+        **claim_values(results, seeds_of_all(matrix, "tiny"), spec["window"]),
         "mechanism": mechanism,
         "families": of_families,
         "smol": smol_values(found["smol_comparison"]),
         "findings": findings(found),
-        "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
-        "with_margin": sum(claim["mean"] - claim["difference"] > 1 for claim in held),
-        "by_chance": round(0.025 * len(compared), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
@@ -93,48 +86,70 @@ def summarize(
     }
 
 
-def smol_values(results: Results) -> dict[str, Any]:
+def claim_values(results: Results, seeds: Sequence[int], window: int) -> Row:
+    """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
+    claims: list[Row] = []
+    for figure, of_figure in read_claims().items():
+        if figure != "smol":
+            claims += [{"figure": figure} | check(claim, results, seeds, window) for claim in of_figure]
+    by_verdict = Counter(claim["verdict"] for claim in claims)
+    compared = [claim for claim in claims if claim["size"] is not None and not claim["why"]]
+    held = [claim for claim in claims if claim["verdict"] == "holds"]
+    allowed = [claim["mean"] - claim["difference"] for claim in held]
+    return {
+        "claims": claims,
+        "verdicts": {name: by_verdict[name] for name in VERDICTS},
+        "with_margin": sum(margin > 1 for margin in allowed),
+        "by_chance": round(0.025 * len(compared), 1),
+    }
+
+
+def smol_values(results: Results) -> Row:
     """SmolLM2: claims, thirds of the training by run and metric, scores, the share that the filter drops."""
     comparison = known_comparison("smol")
-    runs: dict[str, Any] = {}
+    runs: Row = {}
     for name in dict.fromkeys(name for name, _ in results.runs):
         seeds = results.seeds(name)
         runs[name] = {"seeds": seeds}
         for metric in ("formatting", "accuracy", "entropy"):
+            thirds = []
             curves = [results.curve(name, seed, metric) for seed in seeds]
-            thirds = (STATISTICS["first_third"], STATISTICS["last_third"])
-            runs[name][metric] = [_pair([third(curve, 1) for curve in curves]) for third in thirds]
-    claims = [check(claim, results, comparison.seeds, comparison.window) for claim in read_claims()["smol"]]
-    filtered: list[float] = []
-    for seed in results.seeds("gtpo"):
-        filtered += results.curve("gtpo", seed, "filtered_fraction").tolist()
-    share = rounded(100 * fmean(filtered)) if filtered else None
-    return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": share}
+            for third in (STATISTICS["first_third"], STATISTICS["last_third"]):
+                values = [third(curve, 1) for curve in curves]
+                thirds.append(_pair(values))
+            runs[name][metric] = thirds
+    seeds = comparison.seeds
+    claims = [check(claim, results, seeds, comparison.window) for claim in read_claims()["smol"]]
+    filtered = [results.curve("gtpo", seed, "filtered_fraction") for seed in results.seeds("gtpo")]
+    share = 100 * float(concat(filtered).mean()) if filtered else None
+    return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": rounded(share)}
 
 
-def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
+def scores_of(results: Results) -> Row:
     """Run -> benchmark -> score (``pass@1``, ``format``) -> mean and half width, in percent."""
-    rows: dict[str, Any] = {}
+    rows: Row = {}
     table = results.scores.filter(regex="^(pass|maj)(_lenient)?@|^format$")
     for (name, benchmark), scored in table.groupby(["run", "benchmark"]):
-        pairs = {score: _pair(values.dropna().tolist()) for score, values in scored.items()}
-        rows.setdefault(name, {})[benchmark] = {score: pair for score, pair in pairs.items() if pair[0] is not None}
+        pairs = {}
+        for score, values in scored.dropna(axis=1, how="all").items():
+            pairs[score] = _pair(values.dropna().tolist())
+        rows.setdefault(name, {})[benchmark] = pairs
     return rows
 
 
-def _formatting_lost(results: Results, window: int) -> dict[str, Any]:
+def _formatting_lost(results: Results, window: int) -> Row:
     """How many runs of reinforcement learning at the stable rate there are, and which lose ``LOSES`` of formatting."""
-    falls = {
-        (name, seed): largest_loss(results.curve(name, seed, "formatting"), window)
-        for name, seed in results.runs
-        if "-late-" not in name and name != "sft"
-    }
-    lost = [(name, seed) for (name, seed), fall in falls.items() if fall >= LOSES]
-    return {
-        "runs": len(falls),
-        "of_grpo": sum(name.startswith("grpo") for name, _ in lost),
-        "lost": [f"{name}, seed {seed}" for name, seed in lost],
-    }
+    runs = 0
+    lost = []
+    for name, seed in results.runs:
+        if "-late-" in name or name == "sft":
+            continue
+        runs += 1
+        formatting = results.curve(name, seed, "formatting")
+        if largest_loss(formatting, window) >= LOSES:
+            lost.append(f"{name}, seed {seed}")
+    of_grpo = sum(run.startswith("grpo") for run in lost)
+    return {"runs": runs, "of_grpo": of_grpo, "lost": lost}
 
 
 def _pair(values: Sequence[float]) -> list[float | None]:
@@ -142,9 +157,10 @@ def _pair(values: Sequence[float]) -> list[float | None]:
     return [*map(rounded, mean_of(values))]
 
 
-def page_of(summary: Mapping[str, Any], template: str) -> str:
+def page_of(summary: Values, template: str) -> str:
     """docs/reproduction.md or the README's findings, from the values of summary.json."""
-    by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
+    claims = [*summary["claims"], *summary["smol"]["claims"]]
+    by_name = {claim["name"]: claim for claim in claims}
     functions = {"effect_of": effect_of, "title": policy_title}
     return render(template, {**summary, **functions, "by_name": by_name, "decided": DECIDED})
 
@@ -195,17 +211,18 @@ def write_page(matrix: Matrix) -> list[Path]:
             written += write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
     lines = page_of(summary, FINDINGS).strip()
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", lines))
-    files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
-    return [path for path in (*files, *written, PAGE, README) if path.is_file()]
+    return [DIRECTORY / "summary.json", *written, PAGE, README]
 
 
 def store_comparison(comparison: Comparison) -> None:
     """Add the finished runs of a comparison to its condensed ones."""
     seeds = sorted({*comparison.seeds, *comparison.rate_seeds})
     for base in comparison.bases:
-        choices = product(comparison.arms, comparison.rates, seeds)
-        runs = [comparison.run(base, arm, rate, seed) for arm, rate, seed in choices]
-        finished = [run for run in runs if run.is_finished]
+        finished = []
+        for arm, rate, seed in product(comparison.arms, comparison.rates, seeds):
+            run = comparison.run(base, arm, rate, seed)
+            if run.is_finished:
+                finished.append(run)
         if finished:
-            place = comparison.place(base)
-            store(comparison.stored(base), place, finished, METRICS, with_base=not comparison.is_shared)
+            directory = comparison.stored(base)
+            store(directory, comparison.place(base), finished, METRICS, with_base=not comparison.is_shared)

@@ -3,13 +3,14 @@
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
+
+from study import Row
 
 LINE = 140  # characters; tables, figures and code stay as they are
 VERBATIM = re.compile(r"\||!\[|#|<|```")
 
 
-def render(template: str, values: dict[str, Any]) -> str:
+def render(template: str, values: Row) -> str:
     """A page in Markdown, from ``template`` next to this file.
 
     Raises:
@@ -17,7 +18,7 @@ def render(template: str, values: dict[str, Any]) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    options: Row = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     loader = FileSystemLoader(Path(__file__).parent)
     return wrapped(
         Environment(loader=loader, undefined=StrictUndefined, **options).get_template(template).render(values)

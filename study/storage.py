@@ -1,14 +1,16 @@
 """Condensed results: the metrics of every step, scores with counts by problem, and where each run is from."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from pandas import DataFrame
 
 from gtpo.files import write_atomically
 from paper.matrix import Experiment
-from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
+from paper.results import METRICS_FILE, SCORES_FILE, Results, Run, read_results
+from study import Row
 from study.measures import rounded
 
 ORIGINS = "origins.json"
@@ -22,20 +24,21 @@ def store(
 
     Revision and machine of each run are stored too. ``with_base``: also the scores of the base.
     """
+    new = {(run.name, run.seed) for run in finished}
+    runs: dict[Run, DataFrame] = {}
+    entries = []
     stored = read_results([directory])
-    kept = [(run.name, run.seed) for run in finished]
-    new = only(read_results([source]), kept, with_base)
-    runs: dict[Any, Any] = {}
-    entries: list[dict[str, Any]] = []
-    for results in (stored, new):
-        runs |= {run: rows.reset_index() for run, rows in results.runs.items()}
+    added = only(read_results([source]), new, with_base)
+    for results in (stored, added):
+        for run, rows in results.runs.items():
+            runs[run] = rows.reset_index()
         entries += [*results.scores.get("entry", ())]
     condense(Results.of(runs, entries), directory, metrics)
+    labels = {run.label for run in finished}
     origins = read_origins(directory)
-    of_source = origins_in(source)
-    for run in finished:
-        if run.label in of_source:
-            origins[run.label] = of_source[run.label]
+    for label, origin in origins_in(source).items():
+        if label in labels:
+            origins[label] = origin
     write_atomically(directory / ORIGINS, json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
@@ -48,7 +51,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
     entries = []
     for entry in results.scores.get("entry", []):
-        counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
+        problems = entry.get("per_problem", ())
+        counts = [[problem["n"], problem["c"]] for problem in problems]
         if counts:
             entry = {**entry, "counts": counts}
         of_entry = {key: entry[key] for key in ENTRY_KEYS if key in entry}
@@ -58,7 +62,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     write_atomically(directory / METRICS_FILE, partial(kept.to_parquet, compression="zstd", index=False))
 
 
-def origins_in(directory: Path) -> dict[str, list[Any]]:
+def origins_in(directory: Path) -> Row:
     """Label of each run below a directory -> its revision and machine: a pair of two origins is not compared."""
     found = {}
     for path in sorted(directory.glob("*/environment.json")):
@@ -67,16 +71,19 @@ def origins_in(directory: Path) -> dict[str, list[Any]]:
     return found
 
 
-def read_origins(directory: Path) -> dict[str, list[Any]]:
+def read_origins(directory: Path) -> Row:
     """:func:`origins_in` of condensed runs; empty if they were stored without it."""
     path = directory / ORIGINS
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def only(results: Results, runs: Sequence[tuple[str, int]], with_base: bool = True) -> Results:
+def only(results: Results, runs: Collection[Run], with_base: bool = True) -> Results:
     """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
     entries = []
     for (name, _, seed), row in results.scores.iterrows():
-        if (name == "base" and with_base) or (name.removesuffix("@best"), seed) in runs:
+        is_of_base = name == "base" and with_base
+        run = (name.removesuffix("@best"), seed)
+        if is_of_base or run in runs:
             entries.append(row["entry"])
-    return Results.of({run: results.runs[run].reset_index() for run in runs}, entries)
+    kept = {run: results.runs[run].reset_index() for run in runs}
+    return Results.of(kept, entries)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
-from study import SETTINGS
+from study import SETTINGS, Row
 from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 
@@ -22,13 +22,13 @@ def with_measures(trainer: Any, tags: Sequence[str]) -> Any:
     """A trainer that also logs ln pi of each tag."""
 
     class Measured(trainer):
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        def _generate_and_score_completions(self, inputs: list[Row]) -> Row:
             batch = super()._generate_and_score_completions(inputs)
             batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
             return batch
 
         @wraps(trainer.objective)  # the same tokens have a gradient
-        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> Any:
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Row) -> Any:
             loss, measured = super().objective(logps, token_entropy, inputs)
             found = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps.detach())
             of_tags = dict(zip(TAG_METRICS, found, strict=True))
@@ -63,7 +63,7 @@ def main() -> None:
     checkpoint = check_run(settings, rows)
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
-    options: dict[str, Any] = {"settings": settings.settings}
+    options: Row = {"settings": settings.settings}
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
     options |= {"processing_class": tokenizer, "train_dataset": rows}

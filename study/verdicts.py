@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from statistics import fmean
-from typing import Any
 
 from gtpo.reports.curves import interval
 from paper.results import Results
+from study import Row
 from study.claims import Claim
 from study.comparison import sign_flip_p
 from study.measures import SeedRuns
@@ -34,7 +34,8 @@ def verdict(margins: Sequence[float], size: float | None) -> str:
         return "too few seeds" if margins else "not run"
     if found.low > 0 or found.high < 0:
         return "holds" if found.low > 0 else "does not hold"
-    return SMALL if size is not None and -size < found.low and found.high < size else "undecided"
+    is_small = size is not None and -size < found.low and found.high < size
+    return SMALL if is_small else "undecided"
 
 
 def digits_of(unit: str) -> int:
@@ -42,24 +43,35 @@ def digits_of(unit: str) -> int:
     return {"nats": 3, "steps": 0, "10⁻³": 2}.get(unit, 1)
 
 
-def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> dict[str, Any]:
+def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> Row:
     """A claim with the margin of each seed that has its runs, their mean and interval, and the verdict.
 
     ``difference`` is the mean without what the claim allows; ``value`` and ``threshold`` are both sides of a claim
     about a threshold, None of others; ``is_small``: the interval is within the size of a small difference; ``why``: why
     a verdict is not counted.
     """
-    margins, sides = {}, []
+    margins = {}
+    sides = []
     for seed in seeds:
         runs = SeedRuns(results, seed, window)
         with suppress(KeyError):
             margins[str(seed)] = round(claim.margin(runs), 4)
             sides.append(claim.sides(runs))
-    values, limit, side = list(margins.values()), SIZES[claim.unit], claim.measured_side
+    values = list(margins.values())
+    limit = SIZES[claim.unit]
     size = limit if claim.compares_runs else None
     found = interval(values)
-    why = claim.not_counted or (_floor(claim, sides) or _inactive(claim, results, seeds, window) if found else "")
-    row: dict[str, Any] = {
+    why = claim.not_counted
+    numbers: dict[str, float | None] = dict.fromkeys(("mean", "difference", "half_width", "value", "threshold"))
+    if found:
+        why = why or _floor(claim, sides) or _inactive(claim, results, seeds, window)
+        numbers |= {"mean": found.mean, "difference": found.mean - claim.allowed, "half_width": found.half_width}
+    side = claim.measured_side
+    if side is not None and sides:
+        numbers["value"] = fmean(each[side] for each in sides)
+        numbers["threshold"] = sides[0][1 - side]
+    is_small = found and size and -limit < found.low and found.high < limit
+    row: Row = {
         "name": claim.name,
         "claim": claim.sentence,
         "runs": claim.runs,
@@ -67,25 +79,22 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
         "size": size,
         "margins": margins,
         "exact_p": sign_flip_p(values),
-        "is_small": bool(found and size and -limit < found.low and found.high < limit),
+        "is_small": bool(is_small),
         "verdict": NOT_COUNTED if found and why else verdict(values, size),
         "why": why,
     }
-    numbers = {
-        "mean": found and found.mean,
-        "difference": found and found.mean - claim.allowed,
-        "half_width": found and found.half_width,
-        "value": fmean(each[side] for each in sides) if side is not None and sides else None,
-        "threshold": sides[0][1 - side] if side is not None and sides else None,
-    }
-    return row | {name: None if number is None else round(number, 4) for name, number in numbers.items()}
+    for name, number in numbers.items():
+        row[name] = None if number is None else round(number, 4)
+    return row
 
 
 def _floor(claim: Claim, sides: Sequence[tuple[float, float]]) -> str:
     """Whether both sides are accuracies at the floor."""
-    if not claim.compares_runs or not all(m.name == "accuracy" or m.benchmark for m in claim.measures):
+    are_accuracies = all(measure.name == "accuracy" or measure.benchmark for measure in claim.measures)
+    if not claim.compares_runs or not are_accuracies:
         return ""
-    return f"both below {FLOOR:g} %" if max(map(fmean, zip(*sides, strict=True))) < FLOOR else ""
+    means = map(fmean, zip(*sides, strict=True))
+    return f"both below {FLOOR:g} %" if max(means) < FLOOR else ""
 
 
 def _inactive(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> str:
@@ -95,8 +104,10 @@ def _inactive(claim: Claim, results: Results, seeds: Sequence[int], window: int)
     equal = []
     for seed, (more, less) in product(seeds, claim.pairs):
         for a, b in product(more.runs, less.runs):  # type: ignore[union-attr]
-            if a != b:  # else the start and the end of one run
-                with suppress(KeyError):
-                    curves = [results.curve(*run) for run in ((a, seed, more.name), (b, seed, less.name))]  # type: ignore[union-attr]
-                    equal.append(curves[0].tolist() == curves[1].tolist())
+            if a == b:  # the start and the end of one run
+                continue
+            with suppress(KeyError):
+                first = results.curve(a, seed, more.name)  # type: ignore[union-attr]
+                second = results.curve(b, seed, less.name)  # type: ignore[union-attr]
+                equal.append(first.tolist() == second.tolist())
     return "most of the runs are equal" if sum(equal) > len(equal) / 2 else ""
