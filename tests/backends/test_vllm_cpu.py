@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT
 from safetensors.torch import load_file, save_file
 
@@ -181,7 +181,7 @@ def gaps(
 
 
 def gaps_of(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics_of(run)
     assert [row["step"] for row in rows] == [1, 2, 3]
     return [row["sampler_logp_gap"] for row in rows]
 

@@ -1,6 +1,5 @@
 """The notebooks: stored with outputs, and each runs from top to bottom."""
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from unittest.mock import MagicMock
 
 import nbformat
 from helpers.notebooks import RESULTS, WALKTHROUGH, clean, code_cells, execute
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT
 from nbclient.exceptions import CellExecutionError
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
@@ -94,7 +94,7 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
     folder, cells = executed
     for method in ("gtpo", "grpo"):
         run = folder / "outputs" / f"notebook-{method}"
-        logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        logged = metrics_of(run)
         assert [line["step"] for line in logged if "loss" in line] == list(range(1, STEPS + 1))
         assert [line["step"] for line in logged if "eval_loss" in line] == list(range(STEPS + 1))
         assert (run / "adapter/adapter_model.safetensors").is_file()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT
 from pytest import TempPathFactory, fixture, mark
 
@@ -51,7 +52,7 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     assert python == "python"
     small = ["--max_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5", "--output_dir", "run"]
     run(tmp_path, str(ROOT / script), *flags, *small)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(tmp_path / "run")
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
     assert not (tmp_path / "run/merged").exists()
     serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
@@ -59,7 +60,7 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
     run(tmp_path, *argv, "--reward", "my_reward.py:concise")
     assert (tmp_path / "run/merged/model.safetensors").is_file()
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2  # no further step
+    assert len(metrics_of(tmp_path / "run")) == 2  # no further step
     load, table = section("Serve and share", "python")
     script = f"{load}print(model.peft_config['default'].r)\n{table}".replace("outputs/RUN", "run")
     (tmp_path / "load.py").write_text(script.replace("accuracy_reward", "concise"))  # the column of this reward

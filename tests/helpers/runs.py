@@ -2,8 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from gtpo.runs.directory import write_manifest
+from gtpo.runs.directory import RunDirectory, write_manifest
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The logged lines of a run."""
+    return [json.loads(line) for line in RunDirectory(run).metrics.read_text().splitlines()]
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gtpo.runs.directory import RunDirectory, write_manifest
+from gtpo.runs.directory import RunDirectory
 from paper.figures import LABELS
 from paper.matrix import figure_names, load_matrix, runs_of, scored_name
 
@@ -21,14 +21,6 @@ def rows(steps: int, offset: float = 0.0) -> list[dict[str, Any]]:
         {"step": step} | {name: factor * step + offset for name, factor in FACTORS.items()}
         for step in range(1, steps + 1)
     ]
-
-
-def write_checkpoint(directory: Path) -> None:
-    """A checkpoint with the files that a run resumes from."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"):
-        (directory / name).write_text("")
-    write_manifest(directory)
 
 
 def write_metrics(directory: Path, logged: list[dict[str, Any]]) -> RunDirectory:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import write_checkpoint
+from helpers.runs import checkpoint
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
@@ -137,10 +137,8 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     finished = runs["gtpo-late-g8"].run.adapter
     finished.mkdir(parents=True)
     (finished / "adapter_config.json").write_text("{}")
-    earlier = runs["gtpo-late-g8"].run.checkpoint(3)
-    interrupted = runs["grpo-late-g8-beta0"].run.checkpoint(150)
-    for checkpoint in (earlier, interrupted):
-        write_checkpoint(checkpoint)
+    checkpoint(runs["gtpo-late-g8"].run.path, 3)
+    checkpoint(runs["grpo-late-g8-beta0"].run.path, 150)
     assert runs["gtpo-late-g8"].remaining() == ()
     running = runs["grpo-late-g8-beta1e-6"].log
     running.parent.mkdir(parents=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import write_checkpoint
+from helpers.runs import checkpoint
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
@@ -45,7 +45,7 @@ def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any
         RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1")
         for name in ("gtpo-late-g8", "grpo-late-g8-beta0")
     )
-    write_checkpoint(resumable.checkpoint(150))
+    checkpoint(resumable.path, 150)
     failed.path.mkdir(parents=True)
     failed.config.write_text("")
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
@@ -115,11 +115,11 @@ def test_a_long_evaluation_is_split_over_the_gpus_and_merged(sandbox: Any, capsy
     argv = ["fig2", "--scale", "paper", "--seeds", "1", "--only", "llama-gsm8k"]
     assert sandbox.reproduce(*argv, "--gpus", "3", "0", "1") == 0
     ends = {name: (start, end) for name, _, start, end in sandbox.spans()}
-    for checkpoint in ("last", "best"):
-        shards = [name.split() for name in ends if f"gsm8k {checkpoint}" in name]
+    for at in ("last", "best"):
+        shards = [name.split() for name in ends if f"gsm8k {at}" in name]
         assert sorted(words[0] for words in shards) == ["1/3", "2/3", "3/3"]
         ((*runs,),) = {tuple(words[3:]) for words in shards}
-        whole = ends[" ".join([f"evaluate:gsm8k:{checkpoint}", *runs])]
+        whole = ends[" ".join([f"evaluate:gsm8k:{at}", *runs])]
         parts = [ends[" ".join(words)] for words in shards]
         assert len(runs) >= 3 and all(part[1] <= whole[0] for part in parts)
         assert all(ends[run][1] <= part[0] for run in runs for part in parts)

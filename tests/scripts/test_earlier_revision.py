@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
@@ -38,10 +39,6 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Callable[..., Ended]) -> None:
     run = work / "gtpo-s3"
     shutil.rmtree(run / "adapter")
@@ -52,7 +49,7 @@ def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Ca
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine
-    for new, old in zip(metrics(run), metrics(STORED), strict=True):
+    for new, old in zip(metrics_of(run), metrics_of(STORED), strict=True):
         assert new.keys() >= old.keys()
         expected_values = {k: v for k, v in old.items() if k not in TIMES}
         assert {k: new[k] for k in expected_values} == pytest.approx(expected_values, abs=1e-4)

@@ -1,11 +1,11 @@
 """--lora_rank 0 trains all weights: what the run saves, how it resumes, and what it refuses."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.runs import metrics_of
 from helpers.scripts import Ended
 from safetensors.torch import load_file
 from torch import Tensor
@@ -67,7 +67,7 @@ def test_every_weight_is_trained_saved_and_resumed(train: Train, tiny: Path, run
 def test_the_reference_of_grpo_is_the_base_model(train: Train) -> None:
     ended, run = train("kl", "--max_steps", "3", "--beta", "0.04", script="train_grpo.py")
     assert ended.code == 0, ended.stderr[-2000:]
-    first, *_, last = (json.loads(line)["kl"] for line in (run / "metrics.jsonl").read_text().splitlines())
+    first, *_, last = (line["kl"] for line in metrics_of(run))
     assert first == pytest.approx(0, abs=1e-7) and last > 1e-6
 
 

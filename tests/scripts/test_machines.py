@@ -1,6 +1,5 @@
 """The batch script of Slurm with two processes."""
 
-import json
 import os
 import shlex
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT, user_environment
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$2" >> requeued; fi
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics_of(run)
     return [{key: value for key, value in row.items() if "time" not in key and "per_second" not in key} for row in rows]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.parrot import build_parrot
+from helpers.runs import metrics_of
 from helpers.scripts import Ended
 from trl.trainer.utils import get_callable_name, is_async_callable
 
@@ -213,7 +214,7 @@ def test_csv_files_think_tags_and_no_system_prompt(
     data = ("--model", "parrot", "--dataset", "my_train.csv", "--prompts_per_step", "1", "--output_dir", "run")
     ended = run_script(tmp_path, "train_gtpo.py", *data, *columns, *prompts, *flags, "--initial_entropy", "0.5")
     assert ended.code == 0, ended.stderr[-2000:]
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    metrics = metrics_of(tmp_path / "run")
     assert len(metrics) == 2 and all(row["formatting"] == row["accuracy"] > 0 for row in metrics)
     report = (tmp_path / "run" / "report.html").read_text()
     assert "<b>user</b>" in report and "<b>system</b>" not in report

@@ -5,7 +5,6 @@
 SIGKILL cannot be caught. It comes at any point: during a step, while a checkpoint is saved, while a line is written.
 """
 
-import json
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.runs import metrics_of
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(run)
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from helpers.parrot import build_parrot
+from helpers.runs import metrics_of
 from helpers.scripts import Ended
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -43,10 +44,6 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(work_dir: Path, run_script: Callable[..., Ended]) -> Run:
     """``run("train_gtpo.py", *argv)`` in ``work_dir``."""
     return functools.partial(run_script, work_dir)
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -96,7 +93,7 @@ def assert_run_is_complete(path: Path, steps: int, metrics: set[str]) -> None:
     """The files and metrics that the README lists for a run directory."""
     assert yaml.safe_load((path / "config.yaml").read_text())["max_steps"] == steps
     assert torch.__version__.startswith(json.loads((path / "environment.json").read_text())["packages"]["torch"])
-    rows = lines_of(path)
+    rows = metrics_of(path)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert all(metrics <= row.keys() for row in rows), metrics - rows[0].keys()
     assert all(math.isfinite(row[name]) for row in rows for name in metrics)
@@ -119,7 +116,7 @@ def assert_rewards_match(path: Path, steps: int, rows_per_step: int) -> pandas.D
     """Score the stored samples again and compare."""
     files = sorted((path / "completions").glob("*.parquet"))
     assert len(files) == steps
-    for row, file in zip(lines_of(path), files, strict=True):
+    for row, file in zip(metrics_of(path), files, strict=True):
         table = pandas.read_parquet(file)
         assert len(table) == rows_per_step
         assert table["format_reward"].tolist() == format_reward(table["completion"].tolist())
@@ -139,8 +136,8 @@ def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
     assert (gtpo_run / "checkpoint-2").is_dir()
     config = yaml.safe_load((gtpo_run / "config.yaml").read_text())
     assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (4, 1)
-    assert "kl" not in lines_of(gtpo_run)[0]
-    for row in lines_of(gtpo_run):
+    assert "kl" not in metrics_of(gtpo_run)[0]
+    for row in metrics_of(gtpo_run):
         tokens = row["completion_length"] * 4
         assert row["tokens_per_second"] == pytest.approx(tokens / row["step_time"])
 
@@ -158,7 +155,7 @@ def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
     assert_run_is_complete(sft_run, 3, {"loss", "grad_norm", "learning_rate"})
     assert_adapter_is_the_trained_one(sft_run, tiny, 3)
     # The loss of an untrained model on the completion is near ln V, with V about 500.
-    assert 5 < lines_of(sft_run)[0]["loss"] < 8
+    assert 5 < metrics_of(sft_run)[0]["loss"] < 8
 
 
 # ---- the two scripts ----

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import metrics_of
 from helpers.scripts import Ended
 from safetensors.torch import load_file
 
@@ -110,10 +111,9 @@ def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
 
 
 def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: Run) -> None:
-    import json
 
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN[:-2], "--max_steps", "1", "--output_dir", "outputs/run")
     assert ended.code == 0, ended.stderr[-2000:]
-    names = set(json.loads((tmp_path / "outputs/run/metrics.jsonl").read_text().splitlines()[0]))
+    names = set(metrics_of(tmp_path / "outputs/run")[0])
     assert len(names) > 25
     assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.canned import make_trainer, settings_of
+from helpers.runs import metrics_of
 from pytest import LogCaptureFixture
 
 from gtpo.errors import RunError
@@ -33,7 +34,7 @@ def plain(tiny: Path, directory: Path, **settings: Any) -> Any:
 
 
 def rates(directory: Path) -> list[float]:
-    return [json.loads(line)["learning_rate"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [line["learning_rate"] for line in metrics_of(directory)]
 
 
 def test_a_longer_schedule_holds_from_the_first_resumed_step(
@@ -108,7 +109,7 @@ def test_best_of_a_resumed_run_is_that_of_the_whole_run(tiny: Path, tmp_path: Pa
     """The window of the mean reaches back over the resume: 2 of 16 steps."""
     settings = {"max_steps": 16, "save_steps": 1}
     tracked(tiny, tmp_path / "whole", **settings).train()
-    logged = [json.loads(line)["reward"] for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line["reward"] for line in metrics_of(tmp_path / "whole")]
     means = [(a + b) / 2 for a, b in itertools.pairwise(logged)]
     best = means.index(max(means)) + 2  # the first full window ends at step 2
     assert best_of(tmp_path / "whole") == {"accuracy": max(means), "step": best}

@@ -14,6 +14,7 @@ from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.hostile_html import HOSTILE
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
+from helpers.runs import metrics_of
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
 from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
@@ -168,9 +169,7 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
         rows = read_table(path).to_pylist()
         rows[0]["reward_parity"] = None
         write_table(Table.from_pylist(rows), path)
-    lines = [
-        json.loads(line) | {"rewards/other/mean": 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = [line | {"rewards/other/mean": 1.0} for line in metrics_of(copy)]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(copy).read_text()
     assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
@@ -184,7 +183,7 @@ def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path:
     config |= dict.fromkeys(("run_name", "model", "dataset", "reward", text), text)
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     reward = f"rewards/{text}/mean"
-    rows = [json.loads(line) | {reward: 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    rows = [line | {reward: 1.0} for line in metrics_of(copy)]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     planted = {"step": text, "prompt": text, "completion": text, "gold_answer": text, "conflicts": [[1, 3]]}
     first, last = sorted((copy / "completions").glob("*.parquet"))
@@ -229,7 +228,7 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>beta</td>" not in changed
     assert "<td>mine</td><td><code>&lt;1&gt;</code>" in changed  # of an earlier revision
     assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir outputs/NAME" in changed
-    steps = [json.loads(line)["step_time"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step_time"] for line in metrics_of(copy)]
     assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all, {sum(steps) / len(steps):.1f} s each" in changed
     assert "<p>On 2 CPU cores, Linux</p>" in changed and "<p>On " not in page
     os.utime(copy / "metrics.jsonl", (0, datetime(2026, 3, 5, 12).timestamp()))
@@ -240,7 +239,7 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     assert head in write_report(copy).read_text()
     assert "reward_parity" in page and "cut off at" not in page
     (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics_of(copy)
     (copy / "metrics.jsonl").write_text(
         "".join(json.dumps(row | {"completions/clipped_ratio": 1.0}) + "\n" for row in rows)
     )
