@@ -75,9 +75,11 @@ def best_of(rows: Mapping[str, Row], names: Iterable[str], seeds: int) -> str | 
 
 
 def compare(differences: Sequence[float]) -> Row:
-    """Number, mean and half width of the 95 % interval of paired differences, and their p over signs."""
+    """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)
-    return {"seeds": len(differences), "mean": mean, "half_width": half_width, "p": sign_flip_p(differences)}
+    above = sum(difference > 0 for difference in differences)
+    row = {"seeds": len(differences), "mean": mean, "half_width": half_width, "p": sign_flip_p(differences)}
+    return row | {"above": above}
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:

@@ -39,6 +39,10 @@ def highest(values: Series, window: int) -> float:
     return float(trailing(values, window).max())
 
 
+def lowest(values: Series, window: int) -> float:
+    return float(trailing(values, window).min())
+
+
 def fall(values: Series, window: int) -> float:
     """The highest value of the trailing mean minus the mean over the last quarter."""
     return highest(values, window) - late(values)
@@ -97,7 +101,7 @@ def mean(values: Series, window: int) -> float:
 
 
 OF_QUARTERS = (early, late, fall)
-OF_OTHERS = (first_third, last_third, mean, highest, largest_loss, rise_step, fall_step)
+OF_OTHERS = (first_third, last_third, mean, highest, lowest, largest_loss, rise_step, fall_step)
 STATISTICS = {function.__name__: function for function in (*OF_QUARTERS, *OF_OTHERS)}
 
 

@@ -37,8 +37,11 @@ RESULTS = Path("results")
 PLACES = {name: RESULTS / name for name in ("tiny", "smol_comparison", "collapse", "headroom")}  # of condensed runs
 LOSES = 20.0  # points below an earlier value
 FINDINGS = "found.template.md"  # for README.md
-TEMPLATE, PAGE = "reproduction.template.md", Path("docs") / "reproduction.md"
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
+PAGES = {  # template -> page
+    "reproduction.template.md": Path("docs") / "reproduction.md",
+    "figures.template.md": DIRECTORY / "claims.md",
+}
 METRICS = (
     *(name for name in LABELS if name not in SCORES),
     *("step_time", "grad_norm", "completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push"),
@@ -158,7 +161,7 @@ def _pair(values: Sequence[float]) -> list[float | None]:
 
 
 def page_of(summary: Values, template: str) -> str:
-    """docs/reproduction.md or the README's findings, from the values of summary.json."""
+    """One of ``PAGES``, or the README's findings, from the values of summary.json."""
     claims = [*summary["claims"], *summary["smol"]["claims"]]
     by_name = {claim["name"]: claim for claim in claims}
     functions = {"effect_of": effect_of, "title": policy_title}
@@ -204,14 +207,15 @@ def write_page(matrix: Matrix) -> list[Path]:
     origins = {place: read_origins(directory) for place, directory in PLACES.items()}
     summary = summarize(matrix, found, store_mechanism(), origins)
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    write_atomically(PAGE, page_of(summary, TEMPLATE))
+    for template, page in PAGES.items():
+        write_atomically(page, page_of(summary, template))
     for name in read_experiments()["comparisons"]:
         comparison = known_comparison(name)
         if any(comparison.results.glob(f"*/{METRICS_FILE}")):
             written += write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
     lines = page_of(summary, FINDINGS).strip()
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", lines))
-    return [DIRECTORY / "summary.json", *written, PAGE, README]
+    return [DIRECTORY / "summary.json", *written, *PAGES.values(), README]
 
 
 def store_comparison(comparison: Comparison) -> None:

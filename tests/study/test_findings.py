@@ -1,4 +1,6 @@
-"""The values of README.md's findings on tables made by hand; test_page.py recomputes them from the stored runs."""
+"""The values that the pages have beyond the planned comparisons: differences and counts by hand."""
+
+from typing import Any
 
 from helpers.results import results_of
 
@@ -13,7 +15,7 @@ def constant(**values: float) -> dict[str, list[float]]:
 
 
 def table(runs: dict[tuple[str, int], dict[str, list[float]]]) -> Results:
-    rows = {}
+    rows: dict[str, Any] = {}
     for (name, seed), columns in runs.items():
         steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         rows.setdefault(name, {})[seed] = [{"step": i + 1} | row for i, row in enumerate(steps)]
@@ -21,27 +23,19 @@ def table(runs: dict[tuple[str, int], dict[str, list[float]]]) -> Results:
 
 
 def test_differences_and_counts_by_hand() -> None:
-    falls = [80.0] * 100 + [30.0] * 200  # ends 50 points down
-    collapse = {
-        ("grpo-control", 431): constant(formatting=10.0, accuracy=0.0, entropy=0.5),
-        ("gtpo-control-correction", 431): constant(formatting=60.0, accuracy=0.0, entropy=0.5),
-        ("grpo-control", 432): constant(formatting=15.0, accuracy=0.0, entropy=0.5),
-        ("gtpo-control-correction", 432): constant(formatting=12.0, accuracy=0.0, entropy=0.5),
-        ("grpo-1e-3", 301): {"accuracy": falls, "entropy": [0.5] * STEPS, "formatting": [90.0] * STEPS},
-        ("gtpo-1e-3", 301): {"accuracy": falls, "entropy": [0.8] * STEPS, "formatting": [90.0] * STEPS},
-        ("grpo-0.3e-3", 305): constant(accuracy=80.0, entropy=0.8, formatting=90.0),  # loses nothing
-        ("grpo-bits1-1e-3", 301): {"accuracy": falls, "entropy": [0.8] * STEPS, "formatting": [90.0] * STEPS},
-    }
-    headroom = {
+    falls = [80.0] * 100 + [30.0] * 200
+    runs = {
         ("grpo-0.3e-3", 341): constant(formatting=50.0),
         ("gtpo-0.3e-3", 341): constant(formatting=47.0),
         ("grpo-0.3e-3", 342): constant(formatting=50.0),
         ("gtpo-0.3e-3", 342): constant(formatting=52.0),
-        ("grpo-0.3e-3", 361): constant(formatting=0.0),  # another pair of arms
     }
-    found = findings({"collapse": table(collapse), "headroom": table(headroom)})
-    row = found["early_formatting"]
-    assert (row["seeds"], row["mean"], row["above"]) == (2, -0.5, 1)
-    without = found["without_format"]["gtpo-control-correction"]
-    assert (without["seeds"], without["grpo"], without["gtpo"]) == (2, 2, 1)
-    assert found["entropy_alarm"] == {"lost": 2, "above": 1}
+    lost = {
+        ("grpo-1e-3", 301): {"accuracy": falls} | constant(entropy=0.5, completion_length=20.0),
+        ("gtpo-1e-3", 301): {"accuracy": falls} | constant(entropy=0.8, completion_length=35.0),
+        ("grpo-bits1-1e-3", 301): {"accuracy": falls},
+    }
+    found = findings(dict.fromkeys(("headroom", "smol_comparison"), table(runs)) | {"collapse": table(lost)})
+    row = found["early_formatting"][0]
+    assert (row["mean"], row["above"], row["means"]) == (-0.5, 1, [50.0, 49.5])
+    assert (found["counts"]["lost"], found["counts"]["lost_above_ln_2"], found["counts"]["lost_short"]) == (2, 1, 1)

@@ -38,7 +38,7 @@ def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own have dashes."""
     functions = {"effect_of": effect_of, "title": policy_title}
     text = render("mechanism.template.md", {"mechanism": {"tiny-base": summarize([*GROUPS, NOTHING])}, **functions})
-    assert "| the tiny model at its start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
+    assert "| the tiny model at its start | 5, 4 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
 
 
 def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,12 @@ from study.claims import read_claims
 from study.mechanism import DIRECTORY as mechanism_directory
 from study.mechanism import summaries_in
 from study.page import (
-    DECIDED,
     DIRECTORY,
     FINDINGS,
     METRICS,
-    PAGE,
+    PAGES,
     PLACES,
     README,
-    TEMPLATE,
     fill,
     page_of,
     summarize,
@@ -33,10 +31,15 @@ from study.storage import only, read_origins
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
 NOTHING = Results.of({})
+PAGE, CLAIMS = PAGES.values()
 
 
 def found_in(tiny: Results) -> dict[str, Results]:
     return dict.fromkeys(PLACES, NOTHING) | {"tiny": tiny}
+
+
+def pages_of(summary: dict[str, Any]) -> str:
+    return "".join(page_of(summary, template) for template in PAGES)
 
 
 def test_condensed_results_have_every_metric_of_a_claim() -> None:
@@ -55,8 +58,8 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert sandbox.study("page") == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert all(path.is_file() for path in written)
-    assert {PAGE, README, DIRECTORY / "summary.json"} <= set(written)
-    first = PAGE.read_text()
+    assert {CLAIMS, README, DIRECTORY / "summary.json"} <= set(written)
+    first = PAGE.read_text() + CLAIMS.read_text()
     stored = read_results([DIRECTORY])
     found = read_results([Path("outputs")])
     logged = [*found.metrics.columns]
@@ -65,7 +68,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert scores[0] == scores[1]
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
-    assert PAGE.read_text() == first
+    assert PAGE.read_text() + CLAIMS.read_text() == first
     assert "not run" in first and "`python -m study compare published`" in first
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
@@ -74,12 +77,11 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:
-    """A decided claim is a row of the page, with the difference or the value; the others are counted."""
+    """A claim is a row of results/tiny/claims.md, with the difference or the value; its verdict is counted."""
     summary = summarize(MATRIX, found_in(world()), {})
-    page = page_of(summary, TEMPLATE)
+    page = pages_of(summary)
     for claim in summary["claims"]:
-        lines = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
-        assert len(lines) == (claim["verdict"] in DECIDED)
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
         shown = f"{claim['difference']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
         if claim["threshold"] is not None:
@@ -87,18 +89,18 @@ def test_page_and_summary_have_the_same_numbers() -> None:
             places = 3 if claim["unit"] == "nats" else 0
             shown = shown.replace(f"{claim['difference']:+.{digits}f}", f"{claim['value']:.{digits}f}")
             shown += f", threshold {claim['threshold']:.{places}f}"
-        for line in lines:
-            assert line.startswith(f"| {claim['claim']} | {shown} | {claim['verdict']}")
-            assert (" (margin 5)" in line) == (claim["mean"] - claim["difference"] > 1)
+        assert line.startswith(f"| {claim['claim']} | {shown} | {claim['verdict']}")
+        assert (" (margin 5)" in line) == (claim["mean"] - claim["difference"] > 1)
+    words = " ".join(page.split())
     for verdict, count in summary["verdicts"].items():
-        assert (f" {count}: **{verdict}**" in page) == (count > 0)
+        assert (f" {count}: **{verdict}**" in words) == (count > 0)
         assert count == sum(claim["verdict"] == verdict for claim in summary["claims"])
     assert sum(summary["verdicts"].values()) == 77
     counted = sum(claim["size"] is not None and not claim["why"] for claim in summary["claims"])
-    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in " ".join(page.split())
+    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in words
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
-    assert all(f"results/tiny/{name}.png" in page for name in drawn)
+    assert all(f"]({name}.png)" in page for name in drawn)
 
 
 def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,10 +108,16 @@ def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
     (sandbox / "docs").mkdir()
     README.write_text("before\n<!-- found -->\n<!-- end -->\nafter\n")
     assert sandbox.study("page") == 0
-    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [DIRECTORY / "summary.json", PAGE, README]
+    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [
+        DIRECTORY / "summary.json",
+        PAGE,
+        CLAIMS,
+        README,
+    ]
     summary = json.loads((DIRECTORY / "summary.json").read_text())
-    page = PAGE.read_text()
-    assert "Of 77 claims 77: **not run**." in page and "fig3.png" not in page and summary["drawn"] == []
+    page = PAGE.read_text() + CLAIMS.read_text()
+    assert summary["verdicts"]["not run"] == 77 and "**not run**." in page
+    assert "fig3.png" not in page and summary["drawn"] == []
 
 
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
@@ -134,11 +142,14 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     summary = json.loads(stored)
     found = {place: read_results([ROOT / path]) for place, path in PLACES.items()}
     origins = {place: read_origins(ROOT / path) for place, path in PLACES.items()}
+    every = [*origins["collapse"].values(), *origins["headroom"].values()]  # docs/log.md has both numbers
+    assert sum("-dirty" in origin[0] for origin in every) == 42
+    assert len(found["collapse"].runs) + len(found["headroom"].runs) - len(every) == 34
     mechanism = summaries_in(ROOT / mechanism_directory)
     computed = json.dumps(summarize(MATRIX, found, mechanism, origins))
     parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]
     assert parts[0] == parts[1]  # Python 3.12 sums floats more exactly
-    assert page_of(summary, TEMPLATE) == (ROOT / PAGE).read_text()
+    assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     readme = (ROOT / README).read_text()
     assert fill(readme, "found", page_of(summary, FINDINGS).strip()) == readme
     words = {page.name: len(page.read_text().split()) for page in (ROOT / README, *(ROOT / "docs").glob("*.md"))}
