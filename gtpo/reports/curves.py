@@ -31,7 +31,7 @@ DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 4)))  #
 LINE_WIDTH = 1.8
 LN2 = math.log(2)
 LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
-# 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
+# 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, an expansion in 1 / freedom
 T = (
     *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
     *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -215,5 +215,7 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(values) < LEAST_SEEDS or any(map(math.isnan, values)):
         return None
     mean = fmean(values)
-    half_width = T[min(len(values) - 1, 30) - 2] * stdev(values) / math.sqrt(len(values))
+    freedom = len(values) - 1
+    quantile = T[freedom - 2] if freedom <= 30 else 1.96 + (2.3723 + 2.82 / freedom) / freedom
+    half_width = quantile * stdev(values) / math.sqrt(len(values))
     return Interval(mean, half_width, mean - half_width, mean + half_width)
