@@ -20,16 +20,15 @@ from paper.matrix import groups_of, runs_of, scored_name
 from paper.results import read_results
 
 
+def lines_of(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Legend label -> (x, y), of the lines of one panel that the legend has."""
+    lines = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
+
+
 def drawn(figure: Any) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """Axis title -> legend label -> (x, y) of the bold lines."""
-    return {
-        axis.get_title(): {
-            str(line.get_label()): ([float(x) for x in line.get_xdata()], [float(y) for y in line.get_ydata()])
-            for line in axis.lines
-            if not str(line.get_label()).startswith("_")
-        }
-        for axis in figure.axes
-    }
+    """Axis title -> the lines of the panel."""
+    return {axis.get_title(): lines_of(axis) for axis in figure.axes}
 
 
 def test_drawn_values_are_the_logged_ones() -> None:
@@ -96,12 +95,6 @@ def test_runs_with_the_same_name_need_labels(
 
 DRAWN = [(name, scale) for scale in ("tiny", "paper") for name in MATRIX["figures"] if groups_of(MATRIX, name, scale)]
 each_figure = mark.parametrize(("name", "scale"), DRAWN, ids=lambda value: value)
-
-
-def lines_of(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
-    """Legend label -> (x, y), of one panel."""
-    lines = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
-    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
 
 
 def logged(**values: list[float]) -> list[dict[str, float]]:
