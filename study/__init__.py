@@ -1,6 +1,6 @@
 """The study of small models: comparisons, claims, verdicts, one update, pages. Not part of the wheel."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, RewardArguments, RunArguments
@@ -8,3 +8,5 @@ from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, Rewar
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)  # of every training run
 Row = dict[str, Any]  # of a page, a summary or a JSON file
 Values = Mapping[str, Any]
+Seeds = Sequence[int]
+Words = Sequence[str]

@@ -73,8 +73,9 @@ def comparison_of(flags: Flags) -> Comparison:
     """A comparison by its name in study/experiments.yaml, or of the other flags."""
     directory = flags.output_dir and Path(flags.output_dir)
     commands = read_experiments()["commands"]
+    every, of_any = (commands[name]["flags"].keys() for name in ("compare", "smol"))
     given = {}
-    for flag in commands["compare"]["flags"].keys() - commands["smol"]["flags"].keys() - {"name"}:
+    for flag in every - of_any - {"name"}:
         key = flag.removeprefix("--")
         if value := getattr(flags, key, None):
             given[key] = value

@@ -100,27 +100,31 @@ class Comparison:
     def __init__(self, name: str, spec: Values, directory: Path | None = None) -> None:
         spec = {**read_experiments()["defaults"], **spec}
         self.name = name
-        self.title: str = spec["title"]
+        self.title = spec["title"]
         self.arms = arms_of(spec["arms"])
         self.bases = bases_of(spec)
         self.seeds = numbers_of(spec.get("seeds") or [f"1-{spec['n_seeds']}"])
-        self.rates: list[str] = spec["rates"]
-        after = max(self.seeds)
-        self.rate_seeds = numbers_of(spec.get("rate_seeds") or [f"{after + 1}-{after + 3}"])
-        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
+        self.rates = spec["rates"]
+        last = max(self.seeds)
+        later = range(last + 1, last + 4)
+        self.rate_seeds = numbers_of(spec.get("rate_seeds") or later)
+        is_chosen_on_them = not {*self.seeds}.isdisjoint(self.rate_seeds)
+        if len(self.rates) > 1 and is_chosen_on_them:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
         self.betas = spec["betas"]
-        self.steps: int = spec["steps"]
+        self.steps = spec["steps"]
         self.settings = dict(spec["set"])
         if "reward" in spec:
             self.settings["reward"] = spec["reward"]
         self.settings_of = settings_by_arm(self.arms, self.settings)
-        self.primary: list[Values] = spec["primary"]
+        self.primary = spec["primary"]
         measures = spec["measures"]
-        self.labels: Mapping[str, str] = measures if isinstance(measures, dict) else {text: text for text in measures}
+        is_named = isinstance(measures, dict)
+        self.labels = measures if is_named else dict(zip(measures, measures, strict=True))
         planned = [row["measure"] for row in self.primary]
         self.measures = list(dict.fromkeys([*planned, *self.labels.values()]))
-        self.window: int = spec.get("window") or min(50, max(1, self.steps // 6))
+        sixth = max(1, self.steps // 6)
+        self.window = spec.get("window", min(50, sixth))
         self.directory = directory or OUTPUTS / "study" / (name or "compare")
         self.is_shared = "results" in spec
         self.results = RESULTS / spec.get("results", name) if name else self.directory
@@ -138,11 +142,15 @@ class Comparison:
         name = arm.run_name(rate)
         path = self.place(base) / f"{name}-s{seed}"
         settings = {**base.settings, **arm.settings}
-        settings |= {"adam_beta1": self.betas[0], "adam_beta2": self.betas[1], "learning_rate": rate}
-        settings |= {"max_steps": self.steps, "save_steps": max(1, self.steps // 2), **self.settings_of[arm.name]}
+        settings["adam_beta1"], settings["adam_beta2"] = self.betas
+        settings["learning_rate"] = rate
+        settings["max_steps"] = self.steps
+        settings["save_steps"] = max(1, self.steps // 2)
+        settings |= self.settings_of[arm.name]
         words = [word.replace("{method}", arm.method) for word in to_argv(settings)]
         module = ("-m", "study.train") if base.with_measures else ()
-        argv = (*module, f"train_{arm.method}.py", *words, "--seed", str(seed), "--output_dir", str(path))
+        words += to_argv({"seed": seed, "output_dir": str(path)})
+        argv = (*module, f"train_{arm.method}.py", *words)
         log = path.parent / "logs" / f"{path.name}.log"
         cost = base.minutes_per_100_steps * self.steps / 100
         return Experiment(name, seed, base.settings["model"], argv, RunDirectory(path), log, cost)
@@ -157,8 +165,10 @@ class Comparison:
             sampling |= {"max_new_tokens": base.max_new_tokens, "output_dir": str(directory)}
             flags = tuple(to_argv(sampling))
             log = place / "logs" / f"evaluate{suffix}.log"
-            cost = k * base.problems * (len(runs) + 1) * base.seconds_per_sample / 60
-            model, name = base.settings["model"], base.benchmark_name + suffix
+            samples = k * base.problems * (len(runs) + 1)  # and the base
+            cost = samples * base.seconds_per_sample / 60
+            model = base.settings["model"]
+            name = base.benchmark_name + suffix
             found.append(Evaluation(model, name, "last", tuple(runs), flags, directory, log, cost))
         return found
 
@@ -244,7 +254,8 @@ def bases_of(spec: Values) -> list[Base]:
 def pick(kind: str, word: str, known: Values) -> Any:
     """An entry of study/experiments.yaml by its name."""
     if word not in known:
-        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {', '.join(known)}.")
+        names = ", ".join(known)
+        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {names}.")
     return known[word]
 
 
@@ -253,7 +264,8 @@ def numbers_of(words: Iterable[Any]) -> list[int]:
     found: list[int] = []
     for word in words:
         first, _, last = str(word).partition("-")
-        found += range(int(first), int(last or first) + 1)
+        end = int(last or first) + 1
+        found += range(int(first), end)
     return found
 
 

@@ -80,10 +80,11 @@ def _value(side: Side, runs: SeedRuns) -> float:
 
 
 @cache
-def read_claims(path: Path = Path(__file__).parent / "claims.yaml") -> dict[str, tuple[Claim, ...]]:
+def read_claims() -> dict[str, tuple[Claim, ...]]:
     """Figure -> its claims, in the order of the page."""
     claims = {}
-    for figure, rows in read_yaml(path).items():
+    by_figure = read_yaml(Path(__file__).with_name("claims.yaml"))
+    for figure, rows in by_figure.items():
         claims[figure] = tuple(_claim(**row) for row in rows)
     return claims
 

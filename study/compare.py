@@ -19,12 +19,12 @@ from paper.figures import LABELS, WIDTH
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
-from study import Row, Values
+from study import Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison
 from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
-from study.storage import origins_in, read_origins
+from study.storage import origins_in, read_json, read_origins
 
 LEAST_SEEDS = 5  # of a verdict
 PANELS = ("accuracy", "formatting")
@@ -48,20 +48,25 @@ class Found(NamedTuple):
         names = [self.name(comparison.arms[0]), self.name(arm)]
         same = []
         mixed = 0
+        runs = self.results.runs
         for seed in comparison.seeds:
-            if all((name, seed) in self.results.runs for name in names):
-                first, second = (self.origins.get(f"{name}-s{seed}") for name in names)
-                same += [seed] if first == second else []
-                mixed += first != second
-        return Pair(self.results, names, same, comparison.window, self.base.benchmark_name, mixed)
+            if not all((name, seed) in runs for name in names):
+                continue
+            first, second = (self.origins.get(f"{name}-s{seed}") for name in names)
+            if first == second:
+                same.append(seed)
+            else:
+                mixed += 1
+        base = self.base
+        return Pair(self.results, names, same, comparison.window, base.benchmark_name, base.name, mixed)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
     """Everything that is there from a base."""
     stored = comparison.stored(base)
     place = comparison.place(base)
-    places = [directory for directory in dict.fromkeys((stored, place)) if directory.is_dir()]
-    results = read_results(places)
+    places = dict.fromkeys((stored, place))
+    results = read_results([directory for directory in places if directory.is_dir()])
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
         name, _, _ = label.rpartition("-s")
@@ -73,7 +78,7 @@ def found_of(comparison: Comparison, base: Base) -> Found:
 # The runs
 
 
-def run_comparison(comparison: Comparison, seeds: Sequence[int], slots: Sequence[Mapping[str, str]]) -> list[str]:
+def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Choose the rates if there are several, then train and score what is missing; a message for each failure."""
     failures = []
     for _ in comparison.rates[:2]:  # of several rates the first round chooses
@@ -83,7 +88,7 @@ def run_comparison(comparison: Comparison, seeds: Sequence[int], slots: Sequence
     return failures
 
 
-def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
+def works_of(comparison: Comparison, seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
     """Runs, all arms of a seed before the next seed, and evaluations; of an arm without a rate what chooses it."""
     runs: list[Experiment] = []
     evaluations = []
@@ -92,7 +97,8 @@ def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experim
         compared: dict[Experiment, None] = {}
         for arm in comparison.arms:
             if arm.name in rates:
-                compared |= dict.fromkeys(comparison.run(base, arm, rates[arm.name], seed) for seed in seeds)
+                rate = rates[arm.name]
+                compared |= dict.fromkeys(comparison.run(base, arm, rate, seed) for seed in seeds)
                 continue
             for rate in comparison.rates:
                 runs += [comparison.run(base, arm, rate, seed) for seed in comparison.rate_seeds]
@@ -104,11 +110,11 @@ def works_of(comparison: Comparison, seeds: Sequence[int]) -> tuple[list[Experim
 
 def state_line(comparison: Comparison, runs: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
     """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
-    works: list[Experiment | Evaluation] = [*runs, *evaluations]
-    hours = sum(work.cost for work in works if not work.is_finished) / 60
+    works: list[Any] = [*runs, *evaluations]
+    minutes = sum(work.cost for work in works if not work.is_finished)
     finished = sum(run.is_finished for run in runs)
     what = f"{len(runs)} runs of {comparison.steps} steps, {finished} of them finished"
-    return f"{what}; about {hours:.1f} hours of one core or GPU remain (estimates, study/experiments.yaml)"
+    return f"{what}; about {minutes / 60:.1f} hours of one core or GPU remain (estimates, study/experiments.yaml)"
 
 
 def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
@@ -117,13 +123,15 @@ def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
     commands.json has the command of each run, with the digest of a file of the user's that is a part of it.
     """
     path = comparison.directory / COMMANDS
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stored = read_json(path)
     for run in runs:
-        files = [Path(word.rpartition(":")[0]) for word in run.argv if ".py:" in word]
-        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-        words = [*run.argv, *digests]
+        words = list(run.argv)
+        for word in run.argv:
+            file, _, _ = word.rpartition(":")
+            if file.endswith(".py"):
+                words.append(hashlib.sha256(Path(file).read_bytes()).hexdigest())
         name = run.run.path.as_posix()
-        before = stored.get(name, words)
+        before: list[str] = stored.get(name, words)
         if run.run.path.exists() and before != words:
             other = " ".join((Counter(before) - Counter(words)).elements())
             raise UsageError(f"{run.run.path} was made with other settings ({other}): name another --output_dir.")
@@ -143,11 +151,12 @@ def refuse_dirty(allowed: bool) -> None:
 
 def slope_row(x: Sequence[float], pairs: Sequence[Pair], measure: str) -> Row:
     """The slope of a difference over the ``x`` of the bases, per seed that has all of them."""
-    by_base = [pair.values(measure) for pair in pairs]
+    by_base = [pair.differences(measure) for pair in pairs]
     slopes = []
     for seed in sorted(set.intersection(*map(set, by_base))):
-        differences = [values[seed][1] - values[seed][0] for values in by_base]
-        slopes.append(float(np.polyfit(x, differences, 1)[0]))
+        of_seed = [differences[seed] for differences in by_base]
+        slope, _ = np.polyfit(x, of_seed, 1)
+        slopes.append(float(slope))
     return compare(slopes) | {"means": [], "where": "slope over x"}
 
 
@@ -164,9 +173,7 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
                 shares = [found.base.x or 0.0 for found in every]
                 found_rows = [slope_row(shares, pairs, measure)]
             else:
-                found_rows = [
-                    pair.row(measure) | {"where": found.base.name} for found, pair in zip(every, pairs, strict=True)
-                ]
+                found_rows = [pair.row(measure) | {"where": pair.base} for pair in pairs]
             rows += [row | {"measure": measure, "arm": arm} for row in found_rows]
     if len(rows) > 1:
         add_holm(rows)
@@ -197,8 +204,8 @@ def table_of(comparison: Comparison, found: Found) -> Row:
     for arm in comparison.arms[1:]:
         pair = found.pair(comparison, arm)
         measures = {name: pair.row(name) for name in comparison.measures}
-        row = {"arm": arm, "seeds": len(pair.seeds), "mixed": pair.mixed, "lost": pair.lost(has_fallen)}
-        rows.append(row | {"measures": measures})
+        counts = {"seeds": len(pair.seeds), "mixed": pair.mixed}
+        rows.append({"arm": arm, **counts, "lost": pair.lost(has_fallen), "measures": measures})
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
 
 
@@ -210,7 +217,7 @@ def plan_text(comparison: Comparison) -> str:
     return render("plan.template.md", {"comparison": comparison, "lost": LOST})
 
 
-def plan_state(comparison: Comparison, revisions: Sequence[str]) -> str:
+def plan_state(comparison: Comparison, revisions: Words) -> str:
     """Whether plan.md is in the revisions that the runs were made from: absent, uncommitted, another, or committed."""
     path = (comparison.results / PLAN).resolve()
     root = CONFIGS.parent.resolve()
@@ -253,23 +260,30 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
     return [directory / PAGE, directory / FIGURE]
 
 
-def draw_comparison(comparison: Comparison, every: Sequence[Found], panels: Sequence[str] = PANELS) -> Any:
+def draw_comparison(comparison: Comparison, every: Sequence[Found], panels: Words = PANELS) -> Any:
     """A column per base, a row per metric, or a row of a single base.
 
     Colour is the arm; line and band are the mean over seeds and its interval.
     """
-    shape = (len(panels), len(every)) if len(every) > 1 else (1, len(panels))
-    figure, axes = grid(*shape, width=WIDTH / min(3, shape[1]), height=2.4)
-    for found, column in zip(every, axes.reshape(len(panels), -1).T, strict=True):
+    rows, columns = len(panels), len(every)
+    if columns == 1:
+        rows, columns = columns, rows
+    figure, axes = grid(rows, columns, width=WIDTH / min(3, columns), height=2.4)
+    by_base = axes.reshape(len(panels), -1).T
+    for found, column in zip(every, by_base, strict=True):
         column[0].set_title(found.base.name, loc="left", fontsize=10)
+        window = comparison.window
         for metric, axis in zip(panels, column, strict=True):
             axis.set_xlabel("training step")
             axis.set_ylabel(LABELS[metric])
             for arm in comparison.arms:
-                curves = found.results.smoothed(found.name(arm), metric, comparison.window)
+                name = found.name(arm)
+                curves = found.results.smoothed(name, metric, window)
                 if curves.empty:
                     continue
                 style = {"color": arm.color, "linewidth": 1.6}
-                plot_mean(axis, arm.label, curves.index.tolist(), curves.T.to_numpy().tolist(), style)
+                steps = curves.index.tolist()
+                by_seed = curves.T.to_numpy().tolist()
+                plot_mean(axis, arm.label, steps, by_seed, style)
     add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
     return figure

@@ -10,7 +10,7 @@ import numpy as np
 
 from paper.figures import mean_of
 from paper.results import Results
-from study import Row
+from study import Row, Seeds, Words
 from study.measures import SeedRuns, late, measure_of, rounded
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
@@ -21,10 +21,11 @@ class Pair(NamedTuple):
     """The runs of two arms at the same seeds. Differences are the second one minus the first."""
 
     results: Results
-    names: Sequence[str]
-    seeds: Sequence[int]
+    names: Words
+    seeds: Seeds
     window: int  # steps of the trailing mean
     benchmark: str = "arithmetic"  # of the scores
+    base: str = ""  # its name
     mixed: int = 0  # seeds that are left out, because their runs are of two origins
 
     def runs(self) -> list[SeedRuns]:
@@ -39,20 +40,25 @@ class Pair(NamedTuple):
                 found[runs.seed] = [each.value(runs) for each in measures]
         return found
 
+    def differences(self, measure: str) -> dict[int, float]:
+        """Seed -> the difference in a measure."""
+        return {seed: second - first for seed, (first, second) in self.values(measure).items()}
+
     def row(self, measure: str) -> Row:
         """What :func:`compare` says of a measure, and the means of both arms."""
-        values = [*self.values(measure).values()]
-        means = [rounded(fmean(column)) for column in zip(*values, strict=True)]
-        differences = [second - first for first, second in values]
-        return compare(differences) | {"means": means}
+        values = self.values(measure).values()
+        columns = zip(*values, strict=True)
+        differences = [*self.differences(measure).values()]
+        return compare(differences) | {"means": [rounded(fmean(column)) for column in columns]}
 
     def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
-        first, second = ([is_lost(runs, name) for runs in self.runs()] for name in self.names)
+        runs = self.runs()
+        first, second = ([is_lost(each, name) for each in runs] for name in self.names)
         return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
 
 
-def rate_rows(results: Results, names: Iterable[str], seeds: Sequence[int]) -> dict[str, Row]:
+def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str, Row]:
     """Run -> means of the last quarter over the seeds that choose a rate, with intervals, and how many there are."""
     rows = {}
     for name in names:
@@ -69,9 +75,12 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Sequence[int]) -> d
 
 def best_of(rows: Mapping[str, Row], names: Iterable[str], seeds: int) -> str | None:
     """The run with the highest accuracy among some rates; None until all have all seeds."""
-    if not all(name in rows and rows[name]["seeds"] == seeds for name in names):
-        return None
-    return max(names, key=lambda name: rows[name]["accuracy"][0])
+    accuracies = {}
+    for name in names:
+        if name not in rows or rows[name]["seeds"] != seeds:
+            return None
+        accuracies[name], _ = rows[name]["accuracy"]
+    return max(accuracies, key=accuracies.__getitem__)
 
 
 def compare(differences: Sequence[float]) -> Row:
@@ -95,7 +104,8 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
         for difference in differences:
             sums = np.concatenate([sums + difference, sums - difference])
     else:
-        signs = np.random.default_rng(0).choice((-1, 1), (SAMPLED, len(differences)))
+        shape = (SAMPLED, len(differences))
+        signs = np.random.default_rng(0).choice((-1, 1), shape)
         sums = np.append(signs @ np.asarray(differences), sum(differences))
     observed = abs(sum(differences))
     return float((np.abs(sums) >= observed - 1e-9).mean())
@@ -107,7 +117,8 @@ def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
     only_first = pairs.count((True, False))
     only_second = pairs.count((False, True))
     n = only_first + only_second
-    tail = sum(comb(n, k) for k in range(min(only_first, only_second) + 1))
+    least = min(only_first, only_second)
+    tail = sum(comb(n, k) for k in range(least + 1))
     return min(1.0, 2 * tail / 2**n)
 
 

@@ -1,11 +1,10 @@
 """Comparisons whose runs are stored together: when a run collapses (the rules of docs/log.md), and what was found."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paper.results import Results
-from study import Row, Values
+from study import Row, Values, Words
 from study.bench import Comparison, read_experiments
 from study.compare import Found
 from study.comparison import add_holm, rate_rows
@@ -102,17 +101,18 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
     return values
 
 
-def admission(results: Results, window: int, rule: Rule, names: Sequence[str]) -> dict[str, Row]:
+def admission(results: Results, window: int, rule: Rule, names: Words) -> dict[str, Row]:
     """Run of GRPO -> its seeds of ``ADMISSION``, how many learn and are lost, and whether the rule admits it."""
     rows = {}
     for name in names:
-        runs = [SeedRuns(results, seed, window) for seed in results.seeds(name) if seed in ADMISSION]
+        seeds = [seed for seed in results.seeds(name) if seed in ADMISSION]
+        runs = [SeedRuns(results, seed, window) for seed in seeds]
         if not runs:
             continue
         learns = sum(rule.learns(run, name) for run in runs)
         lost = sum(rule.is_lost(run, name) for run in runs)
         is_admitted = learns >= rule.learn and lost >= rule.lose
-        row: Row = {"seeds": [run.seed for run in runs]}
+        row: Row = {"seeds": seeds}
         row |= {"learns": learns, "lost": lost, "admitted": is_admitted}
         for key in ("accuracy", "formatting"):
             ends = [late(run.curve(name, key)) for run in runs]

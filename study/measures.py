@@ -23,7 +23,8 @@ def trailing(values: Series, window: int) -> Series:
 def quarters(values: Series) -> list[float]:
     """The means over the four quarters of at least four values; of fewer, the values."""
     parts = min(4, len(values))
-    bounds = [round(i * len(values) / parts) for i in range(parts + 1)]
+    size = len(values) / parts
+    bounds = [round(i * size) for i in range(parts + 1)]
     means = []
     for start, end in pairwise(bounds):
         means.append(float(values.iloc[start:end].mean()))
@@ -70,7 +71,9 @@ def fall_step(values: Series, window: int) -> float:
 
 def rounded(value: float | None) -> float | None:
     """To five significant digits; None for NaN and infinity."""
-    return float(f"{value:.5g}") if value is not None and isfinite(value) else None
+    if value is None or not isfinite(value):
+        return None
+    return float(f"{value:.5g}")
 
 
 def statistic(of: str) -> Callable[[Series, int], float]:
@@ -128,8 +131,11 @@ class SeedRuns:
 
 def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
     """Whether a run ends so far below the highest trailing mean of a metric."""
-    falls = {metric: fall(runs.curve(name, metric), runs.window) for metric in limits}
-    return any(falls[metric] >= points for metric, points in limits.items())
+    falls = []
+    for metric, points in limits.items():
+        curve = runs.curve(name, metric)
+        falls.append(fall(curve, runs.window) >= points)
+    return any(falls)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from paper.figures import mean_of
 from paper.matrix import RUNS, Experiment
 from paper.runner import run_all, slots_of
 from paper.states import state_of
-from study import Row
+from study import Row, Words
 from study.bench import Comparison, read_experiments
 from study.measures import rounded
 
@@ -31,46 +31,41 @@ class Policy:
     run: Experiment
     step: int
     groups: int
-
-    @property
-    def label(self) -> str:
-        return self.name.replace(" ", "-")
-
-    @property
-    def path(self) -> Path:
-        return MEASURED / f"{self.label}.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return MEASURED / "logs" / f"{self.label}.log"
-
-    @property
-    def experiments(self) -> tuple[Experiment, ...]:
-        return (self.run,)
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        return ("-m", "study", "mechanism", "--policy", self.name)
+    label: str
+    path: Path
+    log: Path
+    argv: tuple[str, ...]
+    experiments: tuple[Experiment, ...]
 
     @property
     def is_finished(self) -> bool:
-        return self.path.is_file() and self.path.read_bytes().count(b"\n") >= self.groups
+        if not self.path.is_file():
+            return False
+        lines = self.path.read_bytes().count(b"\n")
+        return lines >= self.groups
 
     def remaining(self) -> tuple[str, ...]:
         return () if self.is_finished else self.argv
 
 
-def policies_of(only: Sequence[str] = ("",)) -> list[Policy]:
+def policies_of(only: Words = ("",)) -> list[Policy]:
     """The policies of study/experiments.yaml whose name, ``tiny step 40``, has one of some parts."""
     every = []
     for model, spec in read_experiments()["mechanism"].items():
         comparison = Comparison(model, spec["comparison"])
         arm, base = comparison.arms[0], comparison.bases[0]
-        run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
+        [rate] = comparison.rates
+        run = comparison.run(base, arm, rate, comparison.seeds[0])
         for step in spec["steps"]:
             name = f"{model} step {step}" if step else f"{model} base"
-            every.append(Policy(name, run, step, spec["groups"]))
-    found = [policy for policy in every if any(part in policy.name for part in only)]
+            label = name.replace(" ", "-")
+            log = MEASURED / "logs" / f"{label}.log"
+            argv = ("-m", "study", "mechanism", "--policy", name)
+            every.append(Policy(name, run, step, spec["groups"], label, MEASURED / f"{label}.jsonl", log, argv, (run,)))
+    found = []
+    for policy in every:
+        if any(part in policy.name for part in only):
+            found.append(policy)
     if not found:
         known = ", ".join(policy.name for policy in every)
         raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {known}.")
@@ -83,11 +78,13 @@ def measure(name: str, rewards_in: Callable[..., Any]) -> None:
 
     from study.one_step import one_step_of, write_effects
 
-    [policy] = [policy for policy in policies_of([name]) if policy.name == name]
+    policies = {policy.name: policy for policy in policies_of([name])}
+    policy = policies[name]
     checkpoint = policy.run.run.checkpoint(policy.step) if policy.step else None
     flags = policy.run.argv[3:]  # of -m study.train train_grpo.py
     make = partial(one_step_of, flags, checkpoint, rewards_in)
-    for _ in tqdm(write_effects(make, policy.path, policy.groups), name, policy.groups, unit=" groups"):
+    done = write_effects(make, policy.path, policy.groups)
+    for _ in tqdm(done, name, policy.groups, unit=" groups"):
         pass
 
 
@@ -102,7 +99,8 @@ def policy_list(policies: Sequence[Policy]) -> list[str]:
     lines = []
     for policy in policies:
         state = "finished" if policy.is_finished else "missing"
-        lines.append(f"{policy.name:16} {state:9} {policy.groups} groups of {policy.run.label}")
+        what = f"{policy.groups} groups of {policy.run.label}"
+        lines.append(f"{policy.name:16} {state:9} {what}")
     for run in dict.fromkeys(policy.run for policy in policies):
         lines.append(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes")
     return lines
@@ -129,14 +127,20 @@ def summarize(lines: Sequence[Row]) -> Row:
         for target in changes:
             if target == "norm":
                 continue
-            of_objective = [of_group[objective][target] for of_group in acted]
-            of_grpo = [of_group["GRPO"][target] for of_group in acted]
-            over_grpo = [value - grpo for value, grpo in zip(of_objective, of_grpo, strict=True)]
+            of_objective = []
+            over_grpo = []
+            for of_group in acted:
+                change = of_group[objective][target]
+                of_objective.append(change)
+                over_grpo.append(change - of_group["GRPO"][target])
             row = {"objective": objective, "target": target, "number": len(acted)}
             row["mean"], row["half_width"] = map(rounded, mean_of(of_objective))
             row["minus_grpo"] = [*map(rounded, mean_of(over_grpo))]
             rows.append(row)
-    rewards = {name: fmean(line[name] for line in lines) for name in lines[0] if name.endswith("_reward")}
+    rewards = {}
+    for name in lines[0]:
+        if name.endswith("_reward"):
+            rewards[name] = fmean(line[name] for line in lines)
     return {"groups": len(lines), "informative": len(effects), "rewards": rewards, "rows": rows}
 
 

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from gtpo.errors import UsageError, nearest
 from paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from paper.results import Results
+from study import Seeds, Words
 from study.claims import Claim, read_claims
-from study.verdicts import check, digits_of
+from study.verdicts import check
+
+DIGITS = {"nats": 3, "steps": 0, "10⁻³": 2}  # decimal places to print a margin with
 
 
-def find_claims(names: Sequence[str]) -> list[Claim]:
+def find_claims(names: Words) -> list[Claim]:
     """The claims of some names, without duplicates."""
     known = {claim.name: claim for claim in _tiny_claims()}
     for name in names:
@@ -30,7 +33,7 @@ def _tiny_claims() -> list[Claim]:
     return found
 
 
-def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
+def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
     names: dict[str, None] = {}
     scored = set()  # runs and the benchmarks of their scores
@@ -51,13 +54,13 @@ def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tu
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 
-def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Sequence[int]) -> list[str]:
+def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seeds) -> list[str]:
     """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
     lines = []
     for claim in claims:
         found = check(claim, results, seeds, matrix["tiny"]["window"])
         unit = claim.unit
-        digits = digits_of(unit)
+        digits = DIGITS.get(unit, 1)
         lines.append(f"{claim.name}: {claim.sentence}")
         for seed, margin in found["margins"].items():
             difference = f"{margin - claim.allowed:+.{digits}f}"

@@ -7,7 +7,7 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from gtpo.data.load import load_train
 from gtpo.files import write_atomically
 from gtpo.grading.user_functions import load_rewards
 from gtpo.models.load import load_policy
-from gtpo.prompts import TAGS, PromptFormat
+from gtpo.prompts import PromptFormat
 from gtpo.training.batch import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
-from study import SETTINGS, Row
+from study import SETTINGS, Row, Words
 from study.tags import inside, tag_spans
 
 OTHERS = 64  # prompts whose solutions are scored
 TARGETS = ("tags", "answer", "own tags")  # of reference solutions, and of the policy's own completions
+PLAIN = PromptFormat()
 Batch = dict[str, Tensor]
 Ids = list[list[int]]
 
@@ -60,8 +61,6 @@ def coefficients(
     losses = {
         "GRPO": grpo(advantages),
         "GTPO": gtpo(advantages, corrected, keep, gamma=gamma),
-        "correction": gtpo(advantages, corrected, every, gamma=0.0),
-        "entropy control": gtpo(advantages, ones, keep, gamma=gamma),
         "entropy term": gtpo(torch.zeros_like(advantages), ones, every, gamma=gamma),
         "GRPO, A > 0": grpo(advantages.clamp(min=0)),
     }
@@ -77,13 +76,13 @@ class OneStep:
 
     Args:
         trainer: A GTPOTrainer with ``train_dataset`` of columns prompt and solution.
-        tags: Of its prompt format.
+        prompt_format: Of the run.
         seed: Of the prompts that are scored, and of the order of the others.
     """
 
-    def __init__(self, trainer: Any, tags: tuple[str, str, str, str] = TAGS, seed: int = 0) -> None:
+    def __init__(self, trainer: Any, prompt_format: PromptFormat = PLAIN, seed: int = 0) -> None:
         self.trainer = trainer
-        self.tags = tags
+        self.format = prompt_format
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         rows = trainer.train_dataset
         generator = torch.Generator().manual_seed(seed)
@@ -99,9 +98,11 @@ class OneStep:
         self.directions = {}
         for part in self.parts:
             for name in TARGETS:
-                if name in part:
-                    self.counts[name] = self.counts.get(name, 0) + int(part[name].sum())
-                    self.directions[name] = [torch.zeros_like(weight) for weight in self.weights]
+                if name not in part:
+                    continue
+                count = int(part[name].sum())
+                self.counts[name] = self.counts.get(name, 0) + count
+                self.directions[name] = [torch.zeros_like(weight) for weight in self.weights]
         for part in self.parts:
             for name, value in self._targets(part).items():
                 gradients = torch.autograd.grad(value, self.weights, retain_graph=True)
@@ -159,12 +160,11 @@ class OneStep:
         """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
         with torch.no_grad():
             completions, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
-        text_format = PromptFormat(None, self.tags)
         texts = self.trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
         of_prompts = []
         in_format = []
         for prompt, completion, text in zip(prompts, completions, texts, strict=True):
-            if text_format.follows_format(text):
+            if self.format.follows_format(text):
                 of_prompts.append(prompt)
                 in_format.append(completion)
         for batch, spans in self._batches(of_prompts, in_format):
@@ -179,7 +179,7 @@ class OneStep:
             rows = slice(start, start + size)
             device = trainer.accelerator.device
             batch = padded_batch(prompts[rows], completions[rows], tokenizer.pad_token_id, device)
-            spans = tag_spans(tokenizer, batch["completion_ids"], batch["completion_mask"], self.tags)
+            spans = tag_spans(tokenizer, batch["completion_ids"], batch["completion_mask"], self.format.tags)
             if not spans[..., 1].all():
                 raise ValueError("a reference solution lacks a tag: one-step effects need all four")
             yield batch, spans
@@ -194,7 +194,7 @@ class OneStep:
         return means
 
 
-def one_step_of(words: Sequence[str], checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:
+def one_step_of(words: Words, checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:
     """The effects of the policy of a run of train_grpo.py, with its rewards, prompts and sampling, and the filter on.
 
     Args:
@@ -216,7 +216,7 @@ def one_step_of(words: Sequence[str], checkpoint: Path | None, rewards_in: Calla
         gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
         train_dataset=rows,
     )
-    return OneStep(trainer, settings.prompt.format_tags)
+    return OneStep(trainer, prompt_format)
 
 
 def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:

@@ -6,6 +6,7 @@ Every number comes from results/, the condensed runs; the templates have the tex
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,11 +17,10 @@ from types import MappingProxyType
 from pandas import concat
 
 from gtpo.files import write_atomically
-from gtpo.reports.curves import LEAST_SEEDS
-from paper.figures import LABELS, SCORES, draw_all, mean_of
+from paper.figures import draw_all, mean_of
 from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
 from paper.results import METRICS_FILE, Results, read_results
-from study import Row, Values
+from study import Row, Seeds, Values
 from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
 from study.claims import read_claims
 from study.compare import draw_comparison, found_of
@@ -42,16 +42,10 @@ PAGES = {  # template -> page
     "reproduction.template.md": Path("docs") / "reproduction.md",
     "figures.template.md": DIRECTORY / "claims.md",
 }
-METRICS = (
-    *(name for name in LABELS if name not in SCORES),
-    *("step_time", "grad_norm", "completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push"),
-    "sampler_gap",  # of the sampler that was not the policy, in stored runs
-    *(f"tag_logps/{tag}" for tag in ("reasoning_start", "reasoning_end", "answer_start", "answer_end")),
-)
+METRICS = read_experiments()["stored_metrics"]
 SMOL_PANELS = ("accuracy", "formatting", "entropy", "conflict_push")
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 DECIDED = VERDICTS[:3]
-SETTINGS_SHOWN = ("window", "base", "late", "evaluation")
 
 
 def summarize(
@@ -66,6 +60,7 @@ def summarize(
     ``origins``: a key of ``PLACES`` -> run -> where it is from.
     """
     spec = matrix["tiny"]
+    seeds = seeds_of_all(matrix, "tiny")
     results = found["tiny"]
     names = select_figures(matrix, ["all"], "tiny")
     of_families = {}
@@ -73,10 +68,9 @@ def summarize(
         place = family["results"]
         of_families[title] = family_values(title, found[place], origins.get(place, {}))
     return {
-        "settings": {"seeds": seeds_of_all(matrix, "tiny")} | {key: spec[key] for key in SETTINGS_SHOWN},
+        "settings": {"seeds": seeds, "base": spec["base"], "late": spec["late"]},
         "sizes": SIZES,
-        "least_seeds": LEAST_SEEDS,
-        **claim_values(results, seeds_of_all(matrix, "tiny"), spec["window"]),
+        **claim_values(results, seeds, spec["window"]),
         "mechanism": mechanism,
         "families": of_families,
         "smol": smol_values(found["smol_comparison"]),
@@ -89,14 +83,14 @@ def summarize(
     }
 
 
-def claim_values(results: Results, seeds: Sequence[int], window: int) -> Row:
+def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
     """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
     claims: list[Row] = []
     for figure, of_figure in read_claims().items():
         if figure != "smol":
             claims += [{"figure": figure} | check(claim, results, seeds, window) for claim in of_figure]
     by_verdict = Counter(claim["verdict"] for claim in claims)
-    compared = [claim for claim in claims if claim["size"] is not None and not claim["why"]]
+    compared = [claim for claim in claims if claim["size"] and not claim["why"]]
     held = [claim for claim in claims if claim["verdict"] == "holds"]
     allowed = [claim["mean"] - claim["difference"] for claim in held]
     return {
@@ -114,7 +108,7 @@ def smol_values(results: Results) -> Row:
     for name in dict.fromkeys(name for name, _ in results.runs):
         seeds = results.seeds(name)
         runs[name] = {"seeds": seeds}
-        for metric in ("formatting", "accuracy", "entropy"):
+        for metric in ("formatting", "accuracy"):
             thirds = []
             curves = [results.curve(name, seed, metric) for seed in seeds]
             for third in (STATISTICS["first_third"], STATISTICS["last_third"]):
@@ -177,11 +171,11 @@ def fill(text: str, name: str, content: str) -> str:
     Raises:
         ValueError: If the text lacks one of the comments.
     """
-    before, mark, rest = text.partition(f"<!-- {name} -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    if not end:
+    pattern = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)"
+    filled, count = re.subn(pattern, lambda _: f"{content}\n", text, flags=re.DOTALL)
+    if not count:
         raise ValueError(f"no `<!-- {name} -->` followed by `<!-- end -->`: add both comments")
-    return f"{before}{mark}{content}\n{end}{after}"
+    return filled
 
 
 def write_page(matrix: Matrix) -> list[Path]:
@@ -201,7 +195,8 @@ def write_page(matrix: Matrix) -> list[Path]:
     written = draw_all(matrix, names, "tiny", found["tiny"], DIRECTORY, ["png"])[0]
     if found["smol_comparison"].runs:
         comparison = known_comparison("smol")
-        figure = draw_comparison(comparison, [found_of(comparison, comparison.bases[0])], SMOL_PANELS)
+        of_base = [found_of(comparison, base) for base in comparison.bases]
+        figure = draw_comparison(comparison, of_base, SMOL_PANELS)
         written.append(comparison.results / "smol.png")
         write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
     origins = {place: read_origins(directory) for place, directory in PLACES.items()}

@@ -18,17 +18,19 @@ def render(template: str, values: Row) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    options: Row = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     loader = FileSystemLoader(Path(__file__).parent)
-    return wrapped(
-        Environment(loader=loader, undefined=StrictUndefined, **options).get_template(template).render(values)
+    pages = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
+    return wrapped(pages.get_template(template).render(values))
 
 
 def wrapped(page: str) -> str:
     """The page with each paragraph and list item in lines of at most ``LINE`` characters, and single empty lines."""
     parts = re.split(r"(^```.*?^```$)", page, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = ["\n\n".join(map(_block, re.split(r"\n{2,}", part))) for part in parts[::2]]
+    for place in range(0, len(parts), 2):  # the others are code
+        blocks = re.split(r"\n{2,}", parts[place])
+        parts[place] = "\n\n".join(map(_block, blocks))
     return "".join(parts)
 
 

@@ -14,6 +14,7 @@ from study import Row
 from study.measures import rounded
 
 ORIGINS = "origins.json"
+ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
@@ -48,7 +49,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
+    columns = results.metrics.reindex(columns=list(metrics))
+    kept = columns.map(rounded).reset_index()
     entries = []
     for entry in results.scores.get("entry", []):
         problems = entry.get("per_problem", ())
@@ -66,14 +68,19 @@ def origins_in(directory: Path) -> Row:
     """Label of each run below a directory -> its revision and machine: a pair of two origins is not compared."""
     found = {}
     for path in sorted(directory.glob("*/environment.json")):
-        environment = json.loads(path.read_text(encoding="utf-8"))
-        found[path.parent.name] = [environment.get(key) for key in ("git_revision", "platform", "cpu_count")]
+        environment = read_json(path)
+        origin = [environment.get(key) for key in ORIGIN_KEYS]
+        found[path.parent.name] = origin
     return found
 
 
 def read_origins(directory: Path) -> Row:
     """:func:`origins_in` of condensed runs; empty if they were stored without it."""
-    path = directory / ORIGINS
+    return read_json(directory / ORIGINS)
+
+
+def read_json(path: Path) -> Row:
+    """A file that may be absent: empty."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

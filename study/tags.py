@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from study import Words
+
 TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
 
 
-def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -> Tensor:
+def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Words) -> Tensor:
     """The tokens [first, last + 1) of each tag's first occurrence; [0, 0) without one. (B, T) -> (B, tags, 2)
 
     ``tags`` are of ASCII characters; tokens are counted without padding.
@@ -20,7 +22,8 @@ def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -
     rows = []
     for tokens, mask in zip(ids.tolist(), valid.tolist(), strict=True):
         pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
-        rows.append([tag_span(pieces, tag) or (0, 0) for tag in tags])
+        spans = [tag_span(pieces, tag) for tag in tags]
+        rows.append([span or (0, 0) for span in spans])
     return torch.tensor(rows, device=ids.device)
 
 
@@ -28,7 +31,8 @@ def inside(spans: Tensor, valid: Tensor) -> Tensor:
     """The tokens in each span of :func:`tag_spans`. (B, tags, 2), (B, T) -> bool (B, tags, T)"""
     places = valid.cumsum(1) - 1
     places = places.masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
-    return (places >= spans[..., :1]) & (places < spans[..., 1:])
+    first, end = spans.split(1, dim=-1)  # (B, tags, 1)
+    return (places >= first) & (places < end)
 
 
 def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
@@ -36,8 +40,9 @@ def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
 
     ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
     """
-    sums = torch.where(inside(spans, valid), logps[:, None], 0.0).sum(-1)
-    return sums.masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)
+    of_tags = torch.where(inside(spans, valid), logps[:, None], 0.0)  # (B, 4, T)
+    is_absent = spans[..., 1] == 0
+    return of_tags.sum(-1).masked_fill(is_absent, math.nan).nanmean(0)
 
 
 def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:

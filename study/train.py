@@ -3,9 +3,7 @@
 python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -14,11 +12,11 @@ from torch import Tensor
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
-from study import SETTINGS, Row
+from study import SETTINGS, Row, Words
 from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 
-def with_measures(trainer: Any, tags: Sequence[str]) -> Any:
+def with_measures(trainer: Any, tags: Words) -> Any:
     """A trainer that also logs ln pi of each tag."""
 
     class Measured(trainer):
@@ -38,10 +36,7 @@ def with_measures(trainer: Any, tags: Sequence[str]) -> Any:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("script", choices=("train_grpo.py", "train_gtpo.py"))
-    own, sys.argv[1:] = flags.parse_known_args()
-    method = own.script[6:10]
+    method = sys.argv.pop(1)[6:10]  # of train_grpo.py or train_gtpo.py
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
     backend = load_backend_from_flags(method, classes)
     from trl import GRPOConfig

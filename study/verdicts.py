@@ -5,9 +5,9 @@ from contextlib import suppress
 from itertools import product
 from statistics import fmean
 
-from gtpo.reports.curves import interval
+from gtpo.reports.curves import Interval, interval
 from paper.results import Results
-from study import Row
+from study import Row, Seeds
 from study.claims import Claim
 from study.comparison import sign_flip_p
 from study.measures import SeedRuns
@@ -38,12 +38,7 @@ def verdict(margins: Sequence[float], size: float | None) -> str:
     return SMALL if is_small else "undecided"
 
 
-def digits_of(unit: str) -> int:
-    """Decimal places to print a margin with."""
-    return {"nats": 3, "steps": 0, "10⁻³": 2}.get(unit, 1)
-
-
-def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> Row:
+def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
     """A claim with the margin of each seed that has its runs, their mean and interval, and the verdict.
 
     ``difference`` is the mean without what the claim allows; ``value`` and ``threshold`` are both sides of a claim
@@ -62,15 +57,11 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
     size = limit if claim.compares_runs else None
     found = interval(values)
     why = claim.not_counted
-    numbers: dict[str, float | None] = dict.fromkeys(("mean", "difference", "half_width", "value", "threshold"))
+    is_small = False
     if found:
         why = why or _floor(claim, sides) or _inactive(claim, results, seeds, window)
-        numbers |= {"mean": found.mean, "difference": found.mean - claim.allowed, "half_width": found.half_width}
-    side = claim.measured_side
-    if side is not None and sides:
-        numbers["value"] = fmean(each[side] for each in sides)
-        numbers["threshold"] = sides[0][1 - side]
-    is_small = found and size and -limit < found.low and found.high < limit
+    if found and size:
+        is_small = -limit < found.low and found.high < limit
     row: Row = {
         "name": claim.name,
         "claim": claim.sentence,
@@ -79,25 +70,39 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
         "size": size,
         "margins": margins,
         "exact_p": sign_flip_p(values),
-        "is_small": bool(is_small),
+        "is_small": is_small,
         "verdict": NOT_COUNTED if found and why else verdict(values, size),
         "why": why,
     }
-    for name, number in numbers.items():
+    for name, number in _numbers(claim, sides, found).items():
         row[name] = None if number is None else round(number, 4)
     return row
 
 
+def _numbers(claim: Claim, sides: Sequence[tuple[float, float]], found: Interval | None) -> Row:
+    numbers: Row = dict.fromkeys(("mean", "difference", "half_width", "value", "threshold"))
+    if found:
+        numbers["mean"] = found.mean
+        numbers["difference"] = found.mean - claim.allowed
+        numbers["half_width"] = found.half_width
+    side = claim.measured_side
+    if side is not None and sides:
+        measured = [each[side] for each in sides]
+        numbers["value"] = fmean(measured)
+        numbers["threshold"] = sides[0][1 - side]
+    return numbers
+
+
 def _floor(claim: Claim, sides: Sequence[tuple[float, float]]) -> str:
     """Whether both sides are accuracies at the floor."""
-    are_accuracies = all(measure.name == "accuracy" or measure.benchmark for measure in claim.measures)
-    if not claim.compares_runs or not are_accuracies:
+    others = [measure for measure in claim.measures if measure.name != "accuracy" and not measure.benchmark]
+    if others or not claim.compares_runs:
         return ""
     means = map(fmean, zip(*sides, strict=True))
     return f"both below {FLOOR:g} %" if max(means) < FLOOR else ""
 
 
-def _inactive(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> str:
+def _inactive(claim: Claim, results: Results, seeds: Seeds, window: int) -> str:
     """Whether most of the runs that are compared are equal step by step: what they differ in did not act."""
     if not claim.compares_runs or any(measure.benchmark for measure in claim.measures):
         return ""

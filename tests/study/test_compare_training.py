@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT
 
+from gtpo.runs.directory import MANIFEST
 from paper.results import read_results
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_comparison_that_is_killed_and_resumed_gives_the_same_page(checkout: P
     argv = ["-m", "study", *COMPARED, "--output_dir", "outputs/killed"]
     place = checkout / "outputs/killed"
     process = python(checkout, argv)
-    while not any(place.glob("wrong-mode/*/checkpoint-3")):
+    while not any(place.glob(f"wrong-mode/*/checkpoint-3/{MANIFEST}")):
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
@@ -74,10 +74,11 @@ def test_a_comparison_that_is_killed_and_resumed_gives_the_same_page(checkout: P
 
 
 def test_the_recipe_of_contributing_word_for_word(checkout: Path) -> None:
-    """The class of the page in one file of the user's, and its two commands, with fewer steps."""
+    """The class of the linked section in one file of the user's, and the two commands, with fewer steps."""
     recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a baseline")[2].partition("\n## ")[0]
-    [code] = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
-    (checkout / "my_objective.py").write_text(textwrap.dedent("   " + code))
+    assert "](docs/use_in_your_code.md#try-your-own-objective)" in recipe
+    section = (ROOT / "docs/use_in_your_code.md").read_text().partition("## Try your own objective")[2]
+    (checkout / "my_objective.py").write_text(section.partition("```python\n")[2].partition("```")[0])
     train, compare = re.findall(r"`(python [^`]+my_objective.py:Mine[^`]*)`", recipe)
     assert python(checkout, [*shlex.split(train)[1:], "--max_steps", "2"]).wait() == 0
     assert [*checkout.glob("outputs/Mine-tiny-arithmetic-*/adapter/adapter_model.safetensors")]
