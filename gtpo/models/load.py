@@ -56,7 +56,7 @@ def build_policy(
     """
     path = resolve_model(arguments.model)
     if is_main_process():
-        tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
+        tiny = "tiny, a Llama of a million parameters"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm, prompt)
@@ -124,8 +124,12 @@ def load_base(
     """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers.utils.logging import disable_progress_bar
 
     from gtpo.forward.attention import share_keys
+
+    if is_tiny(path):
+        disable_progress_bar()  # it is loaded in an instant
 
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}

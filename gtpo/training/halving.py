@@ -42,8 +42,10 @@ class Halving(trl.GRPOTrainer):
         return self.training_step(model, inputs, num_items_in_batch)
 
     def _train_parts(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        state, is_last = self.accelerator.gradient_state, self.accelerator.sync_gradients
-        step, losses = self._step, []
+        state = self.accelerator.gradient_state
+        is_last = self.accelerator.sync_gradients
+        step = self._step
+        losses = []
         times = self._metrics["train"]["step_time"]
         steps = len(times)
         for part in range(self._parts):

@@ -46,7 +46,8 @@ class InitialEntropy(TrainerCallback):
         _ = self.value  # a resumed run has loaded its checkpoint, and knows its step
 
     def _read_or_measure(self) -> float:
-        trainer, settings = self.trainer, self.trainer.gtpo
+        trainer = self.trainer
+        settings = trainer.gtpo
         path = RunDirectory(trainer.args.output_dir).initial_entropy
         record: Row
         if settings.initial_entropy is not None:
@@ -83,7 +84,8 @@ class InitialEntropy(TrainerCallback):
     def _first_rows(self) -> list[Row]:
         """The first rows in the order of training: that of TRL's sampler with the run's seed, or of the stream."""
         trainer = self.trainer
-        rows, seed = trainer.train_dataset, trainer.args.seed
+        rows = trainer.train_dataset
+        seed = trainer.args.seed
         if hasattr(rows, "__len__"):
             order = RepeatSampler(rows, 1, shuffle=trainer.shuffle_dataset, seed=seed)
             return [rows[i] for i in itertools.islice(order, PROMPTS)]
@@ -94,9 +96,11 @@ class InitialEntropy(TrainerCallback):
         """<H>_i of one completion per row, in the order of the rows, which are split over the processes."""
         trainer = self.trainer
         accelerator = trainer.accelerator
-        ranks, rank = accelerator.num_processes, accelerator.process_index
+        ranks = accelerator.num_processes
+        rank = accelerator.process_index
         share = -(-len(rows) // ranks)
-        first, last = rank * share, len(rows) - 1
+        first = rank * share
+        last = len(rows) - 1
         mine = [rows[min(i, last)] for i in range(first, first + share)]  # the same number on each
         chunk = self._rows_at_once(share)
         entropies: list[float] = []
