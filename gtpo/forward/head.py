@@ -174,8 +174,10 @@ class _TrainableHead(torch.autograd.Function):
                 z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
                 for columns in _chunks(len(weight), tile_columns):
                     z = head.finish(head.products(hidden[rows], columns), columns)
-                    pi = (z - (z_y - logps[rows])[:, None]).clamp_(-MAX_DEFICIT, 0.0).exp_()
-                    is_target = targets[rows, None] == torch.arange(columns.start, columns.stop, device=targets.device)
+                    log_normalizer = z_y - logps[rows]
+                    pi = (z - log_normalizer[:, None]).clamp_(-MAX_DEFICIT, 0.0).exp_()
+                    tokens = torch.arange(columns.start, columns.stop, device=targets.device)
+                    is_target = targets[rows, None] == tokens
                     grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
                     grad = _times(grad, head.slope(z))
                     grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
