@@ -164,7 +164,8 @@ class Recorder:
         """One group as a training step sees it, without training on it (``inspect_group`` of the trainer)."""
         trainer, was_training = self.trainer, self.trainer.model.training
         trainer.model.train()  # groups of training mode; there is no dropout
-        example, group_size = trainer.train_dataset[row], trainer.num_generations
+        example = trainer.train_dataset[row]
+        group_size = trainer.num_generations
         try:
             with self._unlogged(), isolated_rng(None, trainer.accelerator.device), torch.no_grad():
                 batch = trainer._generate_and_score_completions([example] * group_size)
@@ -174,7 +175,8 @@ class Recorder:
                 _, measured = trainer.objective(*scores, batch)
         finally:
             trainer.model.train(was_training)
-        ids, valid = batch["completion_ids"], batch["completion_mask"]
+        ids = batch["completion_ids"]
+        valid = batch["completion_mask"]
         prompts = _unpadded(batch["prompt_ids"], batch["prompt_mask"])
         tokenizer = trainer.processing_class
         return Group(

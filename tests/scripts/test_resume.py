@@ -28,9 +28,8 @@ HELD_OUT = ["--eval_rows", "3", "--eval_steps", "3"]  # at other steps than the 
 RUNS = {
     "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", *HELD_OUT],
     "grpo": ["train_grpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--beta", "0.04"],
-    "sft": ["train_sft.py", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"],
+    "sft": ["train_sft.py", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1", *HELD_OUT],
 }
-RUNS["sft"] += [*HELD_OUT[:-1], "0.25"]  # every third step, as a share
 TIMES = {"step_time", "tokens_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
 
 
@@ -44,7 +43,6 @@ def start(*argv: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> None:
     _, stderr = process.communicate()
     assert process.returncode == 0, stderr[-2000:]
-    assert "arguments do not match" not in stderr
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
