@@ -141,7 +141,7 @@ LIMITS = {
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_470, 9.97),
     "models": Limit(7_950, 9.80),
-    "reports": Limit(6_500, 10.20),
+    "reports": Limit(6_390, 10.18),
     "runs": Limit(5_200, 9.85),
     "training": Limit(18_810, 9.95),
     "": Limit(3_805, 8.55),  # the ground
