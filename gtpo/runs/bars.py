@@ -61,8 +61,8 @@ class TokenCounter:
         """Take the prompts, shape (B, T), which are not counted, or the next token of each row, shape (B,)."""
         if value.dim() == 1:
             self.count(sum(self.open))
-            pairs = zip(self.open, value.tolist(), strict=True)
-            self.open = [is_open and token not in self.end_ids for is_open, token in pairs]
+            for row, token in enumerate(value.tolist()):
+                self.open[row] &= token not in self.end_ids
 
     def end(self) -> None:
         """Nothing is left to do after the last token."""

@@ -20,10 +20,13 @@ def provenance() -> dict[str, Any]:
     """Versions, git revision and hardware."""
     import torch
 
-    found = {name: list(importlib.metadata.distributions(name=name)) for name in PACKAGES}
+    versions = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        for found in importlib.metadata.distributions(name=name):
+            versions[name] = versions[name] or found.version
     return {
         "python": platform.python_version(),
-        "packages": {name: versions[0].version if versions else None for name, versions in found.items()},
+        "packages": versions,
         "git_revision": git_revision(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),

@@ -179,17 +179,21 @@ def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str,
 def _log_changes(
     run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Mapping[str, str]
 ) -> None:
-    texts = [f"--{name} {new} (before: {old})" for name, (old, new) in changed.items() if name not in _NOT_OF_TRAINING]
-    is_finished = steps_are_done(checkpoint, settings.trainer.max_steps)
-    if texts and is_finished:
-        raise UsageError(
-            f"{run.path} is finished, and {', '.join(texts)} would have no effect: remove it, raise --max_steps, or "
-            "train another run with --run_name."
-        )
+    texts = []
+    for name, (old, new) in changed.items():
+        if name not in _NOT_OF_TRAINING:
+            texts.append(f"--{name} {new} (before: {old})")
+    if steps_are_done(checkpoint, settings.trainer.max_steps):
+        if texts:
+            raise UsageError(
+                f"{run.path} is finished, and {', '.join(texts)} would have no effect: remove it, raise --max_steps, "
+                "or train another run with --run_name."
+            )
+        return
     for reward in before.keys() & settings.made_from.keys() - {"rows", "held_out"}:
         if settings.made_from[reward] != before[reward]:
             texts.append(f"another file of the reward {reward}")
-    if texts and not is_finished:
+    if texts:
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 
 

@@ -19,14 +19,11 @@ class Halving(trl.GRPOTrainer):
     micro-batch, which is not split.
     """
 
-    loss_type: str  # these three are TRL's
-    _step: int
-    _metrics: dict[str, Any]
+    _step: int  # TRL's
     _parts = 1
     _part = 0
     _has_trained = False  # a micro-batch fits
-    recorder: Any
-    _micro_batch: dict[str, Any] | None = None  # of the current step, as TRL prepares it
+    _micro_batch: Any = None  # of the current step, as TRL prepares it
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         try:

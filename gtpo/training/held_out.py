@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trl
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
@@ -34,18 +35,16 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
         step = at_once // copies
         for start in range(first, last, step):
             prompts = range(start, min(start + step, last))
-            repeated = [row for row in prompts for _ in range(copies * group_size)]
-            share = len(repeated) // processes
-            own = repeated[rank * share : (rank + 1) * share]
-            batches.append((own, len(prompts)))
+            repeated = np.repeat(prompts, copies * group_size)
+            own = np.array_split(repeated, processes)[rank]
+            batches.append((own.tolist(), len(prompts)))
     return batches
 
 
 class HeldOutEvaluation(trl.GRPOTrainer):
     """Methods of a GRPOTrainer for held-out rows: each prompt counts once, and training is not disturbed."""
 
-    recorder: Any
-    _logs: dict[str, Any]  # TRL's
+    _logs: Any  # TRL's
     log_completions: bool
 
     def evaluate(
@@ -98,10 +97,10 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         last = {name: self._logs[name][-1] for name in ("prompt", "completion")}
         rewards = self._logs["rewards"]
         last["rewards"] = {name: values[-1] for name, values in rewards.items()}
-        directory = Path(self.args.output_dir) / "completions"
-        directory.mkdir(parents=True, exist_ok=True)
-        step = self.state.global_step
-        write_atomically(directory / f"held_out_{step:05d}.json", json.dumps({"step": step} | last))
+        last["step"] = self.state.global_step
+        path = Path(self.args.output_dir) / "completions" / f"held_out_{last['step']:05d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(last))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""

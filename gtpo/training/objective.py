@@ -30,8 +30,7 @@ def load_objective(base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:
         return base, []
     if uses_unsloth():
         raise UsageError("--objective is not supported with Unsloth: add --backend transformers.")
-    file, _, _ = name.rpartition(":")
-    if not file.endswith(".py"):
+    if ".py:" not in name:
         raise UsageError(f"--objective {name}: expected file.py:Class.")
     kind: Any = import_named(name, {}, "objective")
     is_trainer = isinstance(kind, type) and issubclass(kind, base)

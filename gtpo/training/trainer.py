@@ -23,7 +23,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from peft import PeftModel
 from torch import Tensor
 from trl.models import unwrap_model_for_generation
 
-from gtpo.arguments import GTPOArguments
+from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
@@ -418,8 +418,9 @@ class GTPOConfig(GTPOArguments, trl.GRPOConfig):
     loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        own = {item.name: kwargs.pop(item.name) for item in fields(GTPOArguments) if item.name in kwargs}
-        self.__dict__.update(vars(GTPOArguments(**own)))
+        names = fields_of([GTPOArguments]).keys() & kwargs
+        own = GTPOArguments(**{name: kwargs.pop(name) for name in names})
+        self.__dict__.update(vars(own))
         kwargs.setdefault("loss_type", "grpo")
         trl.GRPOConfig.__init__(self, *args, **kwargs)
 
