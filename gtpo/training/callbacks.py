@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -491,24 +492,25 @@ class CompleteCheckpoints(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.limit: int | None = None
-        self.random_state: Any = None  # at the end of the last step
+        self.random: list[Any] = []  # how each random state of the end of the last step is restored
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self.random_state = random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+        self.random = [
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_initialized():
+            self.random.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
 
     def save_finished_step(self) -> None:
         """Write the checkpoint of the last step, as if it had been its turn; within the next one."""
         trainer = self.trainer
         run = RunDirectory(trainer.args.output_dir)
-        if self.random_state is None or damage(run.checkpoint(trainer.state.global_step)) is None:
+        if not self.random or damage(run.checkpoint(trainer.state.global_step)) is None:
             return
-        python, numpy, torch_state, on_gpu = self.random_state
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torch_state)
-        if on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
+        for restore in self.random:
+            restore()
         trainer._save_checkpoint(trainer.model, trial=None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 

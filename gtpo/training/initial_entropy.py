@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,19 +34,13 @@ class InitialEntropy(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.measured: float | None = None
-
-    @property
-    def value(self) -> float:
-        """In nats; RunError if it is NaN or infinite."""
-        if self.measured is None:
-            self.measured = self._read_or_measure()
-        return self.measured
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         _ = self.value  # a resumed run has loaded its checkpoint, and knows its step
 
-    def _read_or_measure(self) -> float:
+    @cached_property
+    def value(self) -> float:
+        """In nats, stored with the run when it is first read; RunError if it is NaN or infinite."""
         trainer = self.trainer
         settings = trainer.gtpo
         path = RunDirectory(trainer.args.output_dir).initial_entropy
@@ -63,9 +58,7 @@ class InitialEntropy(TrainerCallback):
         if is_main_process():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record, indent=2))
-            source = "given"
-            if "prompts" in record:
-                source = f"{record['prompts']} prompts"
+            source = f"{record['prompts']} prompts" if "prompts" in record else "given"
             state = "on" if record["filter_on"] else "off"
             logger.warning("Initial entropy %.2f nats (%s), entropy filter %s", value, source, state)
         trainer.accelerator.wait_for_everyone()
