@@ -517,12 +517,12 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5] * len(prompts))
-    trainer.initial_entropy._read_or_measure()
+    _ = trainer.initial_entropy.value
     stored = json.loads((tmp_path / "initial_entropy.json").read_text())
     assert stored["filter_on"] is is_on and stored["initial_entropy"] == (gtpo["initial_entropy"] or 0.5)
     assert stored.get("given", False) is (gtpo["initial_entropy"] is not None)
     trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed
-    trainer.initial_entropy._read_or_measure()
+    _ = trainer.initial_entropy.value
     first, second = caplog.messages
     assert first == second and first.endswith("on" if is_on else "off")
 
