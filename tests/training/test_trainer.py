@@ -33,6 +33,7 @@ from gtpo.errors import RunError
 from gtpo.forward import head as heads
 from gtpo.training.batch import padded_batch
 from gtpo.training.checks import check_head, sampler_metrics
+from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.trainer import GRPOTrainer
 
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
@@ -522,7 +523,7 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
     assert stored["filter_on"] is is_on and stored["initial_entropy"] == (gtpo["initial_entropy"] or 0.5)
     assert stored.get("given", False) is (gtpo["initial_entropy"] is not None)
     trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed
-    _ = trainer.initial_entropy.value
+    _ = InitialEntropy(trainer).value
     first, second = caplog.messages
     assert first == second and first.endswith("on" if is_on else "off")
 
