@@ -142,8 +142,8 @@ LIMITS = {
     "grading": Limit(12_470, 9.97),
     "models": Limit(7_950, 9.80),
     "reports": Limit(6_390, 10.18),
-    "runs": Limit(5_200, 9.85),
-    "training": Limit(18_810, 9.95),
+    "runs": Limit(5_190, 9.75),
+    "training": Limit(18_690, 9.90),
     "": Limit(3_805, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
