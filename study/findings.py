@@ -8,6 +8,7 @@ from gtpo.files import read_yaml
 from paper.results import Results
 from study import Row
 from study.bench import numbers_of
+from study.compare import slope_row
 from study.comparison import Pair
 from study.measures import SeedRuns, measure_of
 
@@ -15,8 +16,8 @@ WINDOW = 50  # steps of a trailing mean
 
 
 def findings(found: Mapping[str, Results]) -> Row:
-    """Finding -> a row (:meth:`study.comparison.Pair.row`) per pair of arms; ``counts``: name -> of how many runs all
-    measures are within bounds.
+    """Finding -> a row (:meth:`study.comparison.Pair.row`) per pair of arms; ``slopes``: over the shares of several
+    scales; ``counts``: name -> of how many runs all measures are within bounds.
 
     Args:
         found: Scale -> stored results.
@@ -26,9 +27,16 @@ def findings(found: Mapping[str, Results]) -> Row:
     for name, spec in specs["pairs"].items():
         rows[name] = []
         for pair in spec["pairs"]:
-            arms = Pair(found[pair["scale"]], pair["arms"], numbers_of([pair["seeds"]]), WINDOW)
+            arms = _pair(found, pair["scale"], pair)
             rows[name].append({"label": pair.get("label")} | arms.row(f"{spec['measure']} {pair['steps']}"))
+    for name, spec in specs["slopes"].items():
+        pairs = [_pair(found, scale, spec) for scale in spec["scales"]]
+        rows[name] = slope_row([*spec["scales"].values()], pairs, spec["measure"])
     return rows
+
+
+def _pair(found: Mapping[str, Results], scale: str, spec: Row) -> Pair:
+    return Pair(found[scale], spec["arms"], numbers_of([spec["seeds"]]), WINDOW)
 
 
 def _count(found: Mapping[str, Results], scale: str, runs: str, window: int, **bounds: Sequence[float]) -> int:

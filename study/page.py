@@ -35,6 +35,8 @@ from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
 
 RESULTS = Path("results")
 PLACES = {name: RESULTS / name for name in ("tiny", "smol_comparison", "collapse", "headroom")}  # of condensed runs
+for _share in (0, 20, 50, 80):
+    PLACES[f"missing-{_share}"] = RESULTS / "missing_tags" / f"missing-{_share}"
 LOSES = 20.0  # points below an earlier value
 FINDINGS = "found.template.md"  # for README.md
 DIRECTORY, README = PLACES["tiny"], Path("README.md")

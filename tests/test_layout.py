@@ -148,9 +148,9 @@ LIMITS = {
 }
 PACKAGE_LIMIT = Limit(101_240, 10.95)
 PAPER_LIMIT = Limit(10_850, 10.80)
-STUDY = Limit(18_450, 10.83)
+STUDY = Limit(18_575, 10.83)
 BENCHMARKS = Limit(24_935, 10.80)
-TESTS = Limit(213_900, 11.40)
+TESTS = Limit(214_060, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
 LONGEST_TENSOR_FUNCTION = 60  # lines

@@ -130,7 +130,8 @@ class Recorder:
     def _read_rows(self, rows: np.ndarray) -> None:
         """Complete the table and w_i; ``rows`` as those of a MicroBatch."""
         places = rows[:, 0].astype(int)
-        self.token_weights[places] = rows[:, 3]
+        if self.pushed is not None:
+            self.token_weights[places] = rows[:, 3]
         if self.has_table:
             extra = self.trainer._logs["extra"]
             for row in rows.tolist():

@@ -17,12 +17,26 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
 SKY = yaml.safe_load((ROOT / "examples/sky.yaml").read_text())
+BATCH_SCRIPTS = sorted((ROOT / "examples/slurm").glob("*.sbatch"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 COMMANDS = [
     *(step["run"] for step in STEPS if "run" in step),
     *re.findall(r"&& (make .*)", DOCKERFILE),
     " ".join(re.findall(r'"([^"]+)"', DOCKERFILE.splitlines()[-1])),
 ]
+
+
+def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
+    (version,) = re.findall(r"^FROM python:(3\.\d+)-", DOCKERFILE, re.MULTILINE)
+    locked = re.findall(r"--python-version (3\.\d+) --output", (ROOT / "Makefile").read_text())
+    assert version in SpecifierSet(PROJECT["requires-python"]) and {*locked} == {version}
+    (copied,) = re.findall(r"^COPY (.+) requirements/$", DOCKERFILE, re.MULTILINE)
+    assert all((ROOT / file).is_file() for file in copied.split())
+    for text in (DOCKERFILE, SKY["setup"]):
+        (installed,) = re.findall(r'-r "?(requirements/.+?\.txt)', text)
+        assert [installed.replace("$(uname -m)", machine) for machine in ("x86_64", "aarch64")] == copied.split()
+    (pytest_pin,) = re.findall(r"pytest==[\d.]+", DOCKERFILE)
+    assert pytest_pin in (ROOT / "requirements/dev.txt").read_text().splitlines()
 
 
 @mark.parametrize("command", COMMANDS)
@@ -38,6 +52,15 @@ def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> No
     assert all("secrets." not in str(step) for step in STEPS)
     pythons = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert all(version in SpecifierSet(PROJECT["requires-python"]) for version in pythons)
+
+
+@mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
+def test_batch_scripts_of_slurm(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
+    assert options["signal"].startswith("USR2@")  # without B: the training processes are signalled, not this shell
+    assert options.get("ntasks-per-node") == options.get("gpus-per-node")  # a process per GPU
+    assert {"requeue", "open-mode"} <= options.keys() and "/" not in options["output"]  # it must exist
 
 
 STAND_INS = """

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from helpers.results import results_of
 
 from paper.results import Results
@@ -35,7 +36,14 @@ def test_differences_and_counts_by_hand() -> None:
         ("gtpo-1e-3", 301): {"accuracy": falls} | constant(entropy=0.8, completion_length=35.0),
         ("grpo-bits1-1e-3", 301): {"accuracy": falls},
     }
-    found = findings(dict.fromkeys(("headroom", "smol_comparison"), table(runs)) | {"collapse": table(lost)})
+    places = dict.fromkeys(("headroom", "smol_comparison"), table(runs)) | {"collapse": table(lost)}
+    for share in (0, 20, 50, 80):
+        formatting = {"grpo": 50.0, "correction": 51.0 - 2 * share / 100, "gtpo": 50.0, "dr_grpo": 50.0}
+        arms = {(f"{arm}-0.3e-3", 501): constant(formatting=value) for arm, value in formatting.items()}
+        places[f"missing-{share}"] = table(arms)
+    found = findings(places)
+    assert found["missing_formatting_slope"]["mean"] == pytest.approx(-2.0)
+    assert [row["mean"] for row in found["missing_formatting_of_correction"]] == pytest.approx([1.0, 0.6, 0.0, -0.6])
     row = found["early_formatting"][0]
     assert (row["mean"], row["above"], row["means"]) == (-0.5, 1, [50.0, 49.5])
     assert (found["counts"]["lost"], found["counts"]["lost_above_ln_2"], found["counts"]["lost_short"]) == (2, 1, 1)

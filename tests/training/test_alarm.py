@@ -107,6 +107,18 @@ def test_the_rates_of_the_docstring(first_steps: int | None, hits: int, false_al
     assert np.median(leads) == lead
 
 
+@pytest.mark.slow
+def test_the_false_alarms_of_runs_that_nobody_had_seen() -> None:
+    rang = []
+    for path in sorted(ROOT.glob("results/missing_tags/missing-*/metrics.parquet")):
+        for (name, _), run in pd.read_parquet(path).groupby(["run", "seed"]):
+            alarm = CollapseAlarm()
+            feed(alarm, run.accuracy, run.grad_norm)
+            rang.append((name.startswith("dr_grpo"), alarm.rang_at is not None))
+    assert (rang.count((True, True)), rang.count((True, False))) == (20, 60)
+    assert (rang.count((False, True)), rang.count((False, False))) == (0, 240)
+
+
 def test_a_resumed_run_remembers() -> None:
     history = [{"step": step + 1, "accuracy": 60.0, "grad_norm": 0.3} for step in range(30)]
     alarm = CollapseAlarm()
