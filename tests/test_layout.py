@@ -137,7 +137,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(6_945, 10.04),
     "data": Limit(9_780, 10.02),
-    "evaluation": Limit(15_555, 10.90),
+    "evaluation": Limit(15_757, 10.46),
     "forward": Limit(12_280, 11.00),
     "grading": Limit(12_470, 9.97),
     "models": Limit(7_950, 9.80),

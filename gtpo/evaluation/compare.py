@@ -16,7 +16,7 @@ from typing import Any
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, ProblemScores, read_entries
+from gtpo.evaluation.records import Entry, ProblemScores, by_benchmark, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
 from gtpo.runs.directory import label_of, run_label
@@ -72,8 +72,9 @@ class Comparison:
     def errors(self) -> tuple[float | None, float | None, float | None]:
         """Standard error over seeds of each side, and of their difference; None for one seed."""
         first, second = map(_standard_error, self.scores)
-        both = None if first is None or second is None else math.hypot(first, second)
-        return first, second, both
+        if first is None or second is None:
+            return first, second, None
+        return first, second, math.hypot(first, second)
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
@@ -91,25 +92,33 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     found = []
     for name in directories:
         for entry in _read_entries(Path(name), Path(output_dir)):
-            if weights_have_changed(vars(entry.origin) | {"settings": entry.settings}):
+            record = vars(entry.origin) | {"settings": entry.settings}
+            if weights_have_changed(record):
                 stale = "%s on %s: the weights have changed since: evaluate it again"
                 logger.warning(stale, entry.label, entry.benchmark)
             found.append((name, entry))
-    labels = {entry.label for _, entry in found}
-    if len({(name, entry.label) for name, entry in found}) > len(labels):  # a label in two directories
-        found = [(name, replace(entry, label=f"{name}/{entry.label}")) for name, entry in found]
-    return group_seeds([entry for _, entry in found if not benchmarks or entry.benchmark in benchmarks])
+    places = {(name, entry.label) for name, entry in found}
+    labels = {label for _, label in places}
+    chosen = []
+    for name, entry in found:
+        if len(places) > len(labels):  # a label in two directories
+            entry = replace(entry, label=f"{name}/{entry.label}")
+        if not benchmarks or entry.benchmark in benchmarks:
+            chosen.append(entry)
+    return group_seeds(chosen)
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
     """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
     names = {entry.label: run_label(entry.label)[0] for entry in entries}
     if len(names) < 2:
-        raise UsageError(f"a comparison needs the scores of two models, found {', '.join(names) or 'none'}: name two.")
-    are_seeds_of_one = len({*names.values()}) < 2
+        found = ", ".join(names) or "none"
+        raise UsageError(f"a comparison needs the scores of two models, found {found}: name two.")
+    if len({*names.values()}) < 2:
+        names = {label: label for label in names}
     sides: Sides = {}
     for entry in entries:
-        name = entry.label if are_seeds_of_one else names[entry.label]
+        name = names[entry.label]
         sides.setdefault(name, []).append(entry)
     return sides
 
@@ -117,16 +126,22 @@ def group_seeds(entries: Sequence[Entry]) -> Sides:
 def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     """The scores in a directory, or those of the run in it."""
     results = directory / "results.json"
-    paths = [results] if results.is_file() else []
-    if not paths:
-        paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
+    if results.is_file():
+        return read_entries(results)
+    paths = []
+    for path in sorted(directory.glob("*.json")):
+        if path.with_suffix(".jsonl").is_file():
+            paths.append(path)
     if not paths:
         paths = sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         below = sorted(str(path.parent) for path in directory.rglob("results.json"))
         others = " or ".join(below) or "outputs/evaluation/RUN, or an evaluated run"
         raise UsageError(f"--compare {directory} has no scores: name {others}.")
-    return [entry for path in paths for entry in read_entries(path)]
+    entries = []
+    for path in paths:
+        entries += read_entries(path)
+    return entries
 
 
 def compare_sides(sides: Sides) -> list[Comparison]:
@@ -135,16 +150,16 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     Settings that differ are logged.
     """
     first, *others = sides
+    of_first = by_benchmark(sides[first])
     comparisons: list[Comparison] = []
     for other in others:
-        common = 0
-        for benchmark in dict.fromkeys(entry.benchmark for entry in sides[first]):
-            pair = [[entry for entry in sides[side] if entry.benchmark == benchmark] for side in (first, other)]
-            if pair[1]:
-                common += 1
-                comparisons += _compare(benchmark, (first, other), pair)
+        of_other = by_benchmark(sides[other])
+        common = [benchmark for benchmark in of_first if benchmark in of_other]
         if not common:
             raise UsageError(f"{first} and {other} have no benchmark in common: evaluate both on one.")
+        for benchmark in common:
+            pair = [of_first[benchmark], of_other[benchmark]]
+            comparisons += _compare(benchmark, (first, other), pair)
     return comparisons
 
 
@@ -152,19 +167,26 @@ def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[
     everything = pair[0] + pair[1]
     _check_comparable(benchmark, names, everything)
     for metric, read in _metrics(everything).items():
-        first, second = (_over_seeds(side, read) for side in pair)
-        yield Comparison(benchmark, metric, names, (first[0], second[0]), (first[1], second[1]))
+        first, first_problems = _over_seeds(pair[0], read)
+        second, second_problems = _over_seeds(pair[1], read)
+        scores = first, second
+        per_problem = first_problems, second_problems
+        yield Comparison(benchmark, metric, names, scores, per_problem)
 
 
 def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) -> None:
     """Refuse different problems; log other settings that differ."""
-    problems = {tuple((problem.id, problem.gold) for problem in entry.per_problem) for entry in entries}
-    asked = {entry.settings.get("problems_hash") for entry in entries}
+    problems = set()
+    asked = set()
+    for entry in entries:
+        problems.add(tuple((problem.id, problem.gold) for problem in entry.per_problem))
+        asked.add(entry.settings.get("problems_hash"))
     if len(problems) > 1 or len(asked) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
-        if len({json.dumps(entry.settings.get(name)) for entry in entries}) > 1:
+        used = {json.dumps(entry.settings.get(name)) for entry in entries}
+        if len(used) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)
     graders = {entry.graded_by.get("grader") or "ours" for entry in entries}
     if len(graders) > 1:
@@ -174,9 +196,11 @@ def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) ->
 def _over_seeds(side: Sequence[Entry], read: _Metric) -> Scores:
     """A score of one side: of every seed in percent, and of every problem as its mean over the seeds."""
     by_seed = []
+    of_seeds = []
     for entry in side:
-        by_seed.append([read(entry, problem) for problem in entry.per_problem])
-    of_seeds = [100 * statistics.fmean(values) for values in by_seed]
+        values = [read(entry, problem) for problem in entry.per_problem]
+        by_seed.append(values)
+        of_seeds.append(100 * statistics.fmean(values))
     of_problems = [statistics.fmean(values) for values in zip(*by_seed, strict=True)]
     return of_seeds, of_problems
 
@@ -213,12 +237,14 @@ def _block(comparisons: Sequence[Comparison]) -> str:
         about += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
     cells = [["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
     cells += map(_cells, comparisons)
-    return "\n".join([f"{second} minus {first}, in points", about, *lay_out(cells, headers=1)])
+    title = f"{second} minus {first}, in points"
+    return "\n".join([title, about, *lay_out(cells, headers=1)])
 
 
 def _cells(comparison: Comparison) -> list[str]:
     """A row of the table: score, both sides and their difference, interval, counts."""
-    title = f"{BENCHMARK_TITLES.get(comparison.benchmark, comparison.benchmark)}, {comparison.metric}"
+    benchmark = BENCHMARK_TITLES.get(comparison.benchmark, comparison.benchmark)
+    title = f"{benchmark}, {comparison.metric}"
     values = [f"{statistics.fmean(seeds):.1f}" for seeds in comparison.scores]
     values.append(f"{comparison.difference:+.1f}")
     for column, error in enumerate(comparison.errors):
@@ -243,7 +269,8 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kept = []
     for entry in entries:
         benchmark = entry["benchmark"]
-        others = [sampling for sampling, _ in reversed(votes[benchmark, _place(entry)])]
+        newest_first = reversed(votes[benchmark, _place(entry)])
+        others = [sampling for sampling, _ in newest_first]
         chosen = max(others, key=lambda sampling: (others.count(sampling), *sampling[:3]))
         if _sampling(entry) == chosen:
             kept.append(entry)

@@ -45,7 +45,8 @@ class Job:
 
     @property
     def adapter(self) -> Path | None:
-        return Path(self.head.origin.adapter) if self.head.origin.adapter else None
+        adapter = self.head.origin.adapter
+        return Path(adapter) if adapter else None
 
     @property
     def prompt(self) -> PromptArguments:
@@ -68,7 +69,9 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
         check_source("benchmarks", source, BENCHMARK_TITLES)
-        name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
+        name = source
+        if name not in BENCHMARK_TITLES:
+            name = short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
     has_own = bool(selected.keys() - BENCHMARK_TITLES)
@@ -85,7 +88,9 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
         graded_by = None if flags.user_grader else flags.grader
         return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
     rows, dropped = load_user_benchmark(name, source, flags, flags.user_grader is not None, flags.limit)
-    grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns]) if flags.user_grader else None
+    grader = None
+    if flags.user_grader:
+        grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns])
     return Problems(rows[:limit], dropped, grader, flags.grader)
 
 
@@ -208,7 +213,8 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
             raise UsageError(f"{path}: its problems cannot be read from {source}: name --benchmarks.") from error
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
-        if storage.weights_have_changed(vars(head.origin) | {"settings": head.settings}):
+        record = vars(head.origin) | {"settings": head.settings}
+        if storage.weights_have_changed(record):
             logger.warning("%s: the weights have changed since these completions: evaluate them again", path)
         jobs.append(Job(path, problems, head))
     if not jobs:
@@ -244,11 +250,13 @@ def run_job(
     with storage.open_completions(path, head, problems, overwrite) as file:
         if overwrite:
             storage.scores_path(job.path).unlink(missing_ok=True)
-        for other in [] if shard else shards:
-            file.merge(other, overwrite)
+        if not shard:
+            for other in shards:
+                file.merge(other, overwrite)
         done = set(file.done)
-        for other in [job.path, *shards] if shard else []:
-            done |= storage.stored_keys(other, job.head.settings, problems)
+        if shard:
+            for other in [job.path, *shards]:
+                done |= storage.stored_keys(other, job.head.settings, problems)
         if done >= keys:
             file.append([])
             return

@@ -38,7 +38,9 @@ class Origin:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Self:
         """The origin in a JSON object; ``judge`` is an earlier name of ``grader``."""
-        data = {"grader" if name == "judge" else name: value for name, value in stored.get("data", {}).items()}
+        data = dict(stored.get("data", {}))
+        if "judge" in data:
+            data["grader"] = data.pop("judge")
         return cls(**_known(cls, stored) | {"data": data})
 
 
@@ -110,7 +112,17 @@ class Entry:
 def read_entries(path: Path) -> list[Entry]:
     """The entries of ``results.json``, or the one next to a completion file."""
     stored: Any = json.loads(path.read_bytes())
-    return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
+    if path.name == "results.json":
+        return [Entry.read(entry) for entry in stored["results"]]
+    return [Entry.read(stored)]
+
+
+def by_benchmark(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each benchmark, in their order."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.benchmark, []).append(entry)
+    return found
 
 
 def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,14 +113,18 @@ def _record(problem: Problem, verdicts: _Verdicts, formatted: int, majority: Seq
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     """Write each entry next to its completions, then all of the directory to ``results.json``, by a lock; its path."""
     results = directory / "results.json"
-    if results.exists() and not results.read_bytes().lstrip(b"{ \r\n").startswith(b'"results"'):
-        raise UsageError(f"{results} is not of an evaluation: move it, then run the command again.")
+    if results.exists():
+        content = results.read_bytes().lstrip(b"{ \r\n")
+        if not content.startswith(b'"results"'):
+            raise UsageError(f"{results} is not of an evaluation: move it, then run the command again.")
     with FileLock(directory / "results.lock"):
         for entry in entries:
             path = scores_path(directory / entry.label / f"{entry.benchmark}.jsonl")
             write_atomically(path, json.dumps(entry.write(), indent=1))
         paths = [scores_path(path) for path in find_completion_files(directory)]
-        stored = [entry.write() for path in paths if path.is_file() for entry in read_entries(path)]
+        stored = []
+        for path in filter(Path.is_file, paths):
+            stored += [entry.write() for entry in read_entries(path)]
         write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results
 

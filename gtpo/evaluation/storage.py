@@ -83,9 +83,11 @@ class CompletionFile:
     def merge(self, path: Path, overwrite: bool = False) -> None:
         """Append the completions of a shard that are not in this file, and delete the shard."""
         with open_completions(path, self.head, self.problems, overwrite) as shard:
-            stored, rows = read_completions(path) if shard.done else (self.head, [])
-            if not self.done:
-                self.head = replace(self.head, origin=stored.origin)  # what sampled them
+            rows: list[Row] = []
+            if shard.done:
+                stored, rows = read_completions(path)
+                if not self.done:
+                    self.head = replace(self.head, origin=stored.origin)  # what sampled them
             self.append([row for row in rows if key_of(row) not in self.done])
             path.unlink()
 
@@ -107,7 +109,9 @@ def open_completions(
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
             stored = read_head(path) if done else None
-            has_head = stored is not None and (stored.settings, stored.origin.data) == (head.settings, head.origin.data)
+            has_head = False
+            if stored is not None:
+                has_head = stored.settings == head.settings and stored.origin.data == head.origin.data
             yield CompletionFile(file, head, problems, done, has_head)
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
@@ -161,7 +165,8 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
 def read_head(path: Path) -> Head:
     """The last line of settings of a file."""
     with path.open("rb") as file:
-        return Head.read(json.loads([line for line in file if line.startswith(_SETTINGS)][-1]))
+        lines = [line for line in file if line.startswith(_SETTINGS)]
+    return Head.read(json.loads(lines[-1]))
 
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:

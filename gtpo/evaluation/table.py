@@ -5,7 +5,7 @@ from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
-from gtpo.evaluation.records import Entry
+from gtpo.evaluation.records import Entry, by_benchmark
 from gtpo.evaluation.targets import short_name
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
@@ -15,8 +15,8 @@ WIDTH = 80  # columns of a terminal
 
 def format_table(entries: Sequence[Entry]) -> str:
     """The entries as text, one block per benchmark, in percent."""
-    benchmarks = dict.fromkeys(entry.benchmark for entry in entries)
-    return "\n\n".join(_block(name, [row for row in entries if row.benchmark == name]) for name in benchmarks)
+    benchmarks = by_benchmark(entries)
+    return "\n\n".join(map(_block, benchmarks.values()))
 
 
 def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
@@ -36,10 +36,12 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
     first, *others = columns
     tables = [[first]]
     for column in others:
-        used = sum(len(cells[0]) + 2 for cells in tables[-1])
-        if used + len(column[0]) > WIDTH and tables[-1] != [first]:
-            tables.append([first])
-        tables[-1].append(column)
+        table = tables[-1]
+        used = sum(len(cells[0]) + 2 for cells in table)
+        if used + len(column[0]) > WIDTH and table != [first]:
+            table = [first]
+            tables.append(table)
+        table.append(column)
     lines: list[str] = []
     for table in tables:
         rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]
@@ -52,10 +54,11 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
 
 def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
     """The columns up to k, and k itself."""
-    return sorted({column for column in columns if column <= k} | {k})
+    smaller = {column for column in columns if column <= k}
+    return sorted(smaller | {k})
 
 
-def _block(benchmark: str, rows: Sequence[Entry]) -> str:
+def _block(rows: Sequence[Entry]) -> str:
     """Title and tables of one benchmark; grader and dropped rows are the same for all rows."""
     columns = {"pass": _columns(rows, PASS_COLUMNS), "maj": _columns(rows, MAJ_COLUMNS)}
     headers = [" ".join(f"{k:>5}" for k in ks) for ks in columns.values()]
@@ -73,23 +76,25 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         cells.append([label, *_numbers(scores, columns), *shown, _interval(row.intervals["pass"])])
         if _differs_leniently(scores):
             lenient = _numbers(scores, columns, "_lenient")
-            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
-    return "\n".join([*_heading(benchmark, rows), *lay_out(cells, headers=2)])
+            interval = _interval(row.intervals["pass_lenient"])
+            cells.append(["  lenient", *lenient, "", "", "", interval])
+    return "\n".join([*_heading(rows), *lay_out(cells, headers=2)])
 
 
-def _heading(benchmark: str, rows: Sequence[Entry]) -> list[str]:
+def _heading(rows: Sequence[Entry]) -> list[str]:
     """The lines above the table of one benchmark."""
     sizes = dict.fromkeys(str(row.k) for row in rows)
     models = dict.fromkeys(short_name(row.origin.model) for row in rows)
-    title = BENCHMARK_TITLES.get(benchmark, printable(benchmark))
+    first = rows[0]
+    title = BENCHMARK_TITLES.get(first.benchmark, printable(first.benchmark))
     lines = [
-        f"{title}: {rows[0].problems} problems, k = {' and '.join(sizes)}",
+        f"{title}: {first.problems} problems, k = {' and '.join(sizes)}",
         f"Base model: {printable(' and '.join(models))}",
     ]
-    grader = rows[0].graded_by.get("grader")
+    grader = first.graded_by.get("grader")
     if grader:
         lines.append(f"Graded by {printable(grader)}")
-    dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
+    dropped = [f"{count} {reason}" for reason, count in first.dropped.items()]
     if dropped:
         lines.append(f"Rows dropped: {', '.join(dropped)}")
     return lines
@@ -108,7 +113,13 @@ def _numbers(scores: Mapping[str, Any], columns: Mapping[str, Sequence[int]], ki
     cells = []
     for metric, ks in columns.items():
         by_k = scores[metric + kind]
-        cells.append(" ".join(f"{by_k[str(k)]:5.1f}" if str(k) in by_k else "    -" for k in ks))
+        numbers = []
+        for k in map(str, ks):
+            if k in by_k:
+                numbers.append(f"{by_k[k]:5.1f}")
+            else:
+                numbers.append("    -")
+        cells.append(" ".join(numbers))
     return cells
 
 
@@ -120,6 +131,7 @@ def _differs_leniently(scores: Mapping[str, Any]) -> bool:
     """Whether a lenient score is over a point from the strict one; a user's grader gives none."""
     for metric in ("pass", "maj"):
         lenient = scores.get(f"{metric}_lenient", {})
-        if any(abs(lenient[k] - scores[metric][k]) > 1 for k in lenient):
-            return True
+        for k, score in lenient.items():
+            if abs(score - scores[metric][k]) > 1:
+                return True
     return False

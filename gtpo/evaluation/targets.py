@@ -44,7 +44,12 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
-    targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
+    targets = []
+    for name in adapters:
+        if name == "base":
+            targets.append(Target(""))
+        else:
+            targets.append(adapter_target(name, checkpoint))
     for adapter in _adapters(targets):
         check_model_files(adapter)
     return targets
@@ -58,7 +63,8 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         return Target(label_of(directory), directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if (run.model / "config.json").is_file():
-        model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
+        trained = run.model if checkpoint == LAST else adapter
+        model = shlex.quote(str(trained))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     label = label_of(directory)
     if checkpoint != LAST:
@@ -134,7 +140,9 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
             if not trained:
                 logger.warning("%s does not name its prompt: flags and the paper's are used", target.adapter)
             prompts[target] = PromptArguments(**(stored_prompt(trained) | asked))
-    of_model = stored_prompt(_run_settings(Path(model))) if Path(model).is_dir() else {}
+    of_model = {}
+    if Path(model).is_dir():
+        of_model = stored_prompt(_run_settings(Path(model)))
     first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
     if len(prompts) < len(targets):  # the base model gets the first one
         for prompt in prompts.values():
@@ -150,15 +158,17 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
 
 
 def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
-    return [name for name, value in vars(a).items() if value != vars(b)[name]]
+    others = vars(b)
+    return [name for name, value in vars(a).items() if value != others[name]]
 
 
 def _run_settings(weights: Path) -> dict[str, Any]:
     """The settings that were saved with an adapter or model, else those of the run around it; empty without both."""
     saved = weights / "tokenizer_config.json"
-    noted = json.loads(saved.read_bytes()).get(NOTE) if saved.is_file() else None
-    if noted:
-        return dict(noted)
+    if saved.is_file():
+        noted = json.loads(saved.read_bytes()).get(NOTE)
+        if noted:
+            return dict(noted)
     run = RunDirectory(weights.resolve().parent)
     return run.read_config() if run.config.is_file() else {}
 
