@@ -138,7 +138,7 @@ LIMITS = {
     "cli": Limit(6_945, 10.04),
     "data": Limit(9_780, 10.02),
     "evaluation": Limit(15_757, 10.46),
-    "forward": Limit(12_280, 11.00),
+    "forward": Limit(12_432, 10.52),
     "grading": Limit(12_470, 9.97),
     "models": Limit(7_950, 9.80),
     "reports": Limit(6_390, 10.18),

@@ -26,11 +26,16 @@ def supports(model: Any) -> bool:
     parts = [model, body, body.norm, body.rotary_emb]
     for layer in body.layers:
         parts += [layer, layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
+    for part in parts:
+        if type(part).__module__ != type(model).__module__:
+            return False
+        if "forward" in part.__dict__:  # of accelerate
+            return False
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return False
     return (
-        all(type(part).__module__ == type(model).__module__ for part in parts)
-        and not any("forward" in part.__dict__ for part in parts)  # of accelerate
-        and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-        and all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and model.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and model.config._attn_implementation in ("sdpa", SHARED_KEYS)
@@ -49,25 +54,28 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[..., Tensor]:
     body = model.model
     config = model.config
     width = body.layers[0].self_attn.head_dim
+    half = width // 2
     queries = config.num_attention_heads
     keys = config.num_key_value_heads
     positions = torch.arange(length)[None]
     cos, sin = (table[0, :, None] for table in body.rotary_emb(body.norm.weight, positions))
-    sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], dim=-1)  # rotate_half is a roll with signs
+    sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # rotate_half is a roll with signs
     last_norm = _norm(body.norm)
     head = _joined(model.lm_head)
-    layers = [
-        (
+    layers = []
+    for layer, past in zip(body.layers, cache.layers, strict=True):
+        attention = layer.self_attn
+        mlp = layer.mlp
+        operations = (
             _norm(layer.input_layernorm),
-            _joined(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
-            _joined(layer.self_attn.o_proj),
+            _joined(attention.q_proj, attention.k_proj, attention.v_proj),
+            _joined(attention.o_proj),
             _norm(layer.post_attention_layernorm),
-            _joined(layer.mlp.gate_proj, layer.mlp.up_proj),
-            _joined(layer.mlp.down_proj),
+            _joined(mlp.gate_proj, mlp.up_proj),
+            _joined(mlp.down_proj),
             past.update,
         )
-        for layer, past in zip(body.layers, cache.layers, strict=True)
-    ]
+        layers.append(operations)
 
     def logits_of(tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden = body.embed_tokens(tokens)
@@ -79,7 +87,7 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[..., Tensor]:
         for first_norm, qkv, out, second_norm, gate_up, down, extend in layers:
             heads = qkv(first_norm(hidden)).view(rows, -1, width)
             turned, values = heads.split([queries + keys, keys], dim=1)
-            turned = turned * cos_here + turned.roll(width // 2, -1) * sin_here
+            turned = turned * cos_here + turned.roll(half, -1) * sin_here
             past_keys, past_values = extend(turned[:, queries:, None], values[:, :, None])
             attended = functional.scaled_dot_product_attention(
                 turned[:, :queries, None],

@@ -72,9 +72,11 @@ def generate(
 def _is_supported(model: Any, config: GenerationConfig) -> bool:
     accepted = inspect.signature(model.forward).parameters
     defaults = config._get_default_generation_params()
-    settings = {
-        name for name, value in config.to_diff_dict().items() if (value or None) != (defaults.get(name) or None)
-    }
+    settings = set()
+    for name, value in config.to_diff_dict().items():
+        default = defaults.get(name)
+        if (value or None) != (default or None):
+            settings.add(name)
     return (
         settings <= _SETTINGS
         and model.device.type != "mps"  # it has no float64, which _sample draws with
@@ -132,7 +134,9 @@ def _decode(
             cache.batch_select_indices(kept)
         if len(open_rows) == 0 or end == length - 1:
             break
-        shown = mask[:, : end + 1] if is_padded else None
+        shown = None
+        if is_padded:
+            shown = mask[:, : end + 1]
         logits = next_logits(tokens, positions, shown)
         positions = positions + 1
     if streamer is not None:
@@ -146,10 +150,11 @@ def _prefill(model: Any, cache: Any, input_ids: Tensor, attention_mask: Tensor) 
     both = torch.cat([input_ids, attention_mask], dim=1)
     distinct, prompt_of_row = both.unique(dim=0, return_inverse=True)
     mask = distinct[:, width:]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
     output = model(
         input_ids=distinct[:, :width],
         attention_mask=None if mask.all() else mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        position_ids=positions,
         past_key_values=cache,
         **_CALL,
     )
@@ -190,7 +195,10 @@ class _RoomyLayer(DynamicLayer):
         end = start + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.buffers = [s.new_empty(*s.shape[:2], self.room, s.shape[-1]) for s in (key_states, value_states)]
+            self.buffers = []
+            for states in (key_states, value_states):
+                rows, heads, _, width = states.shape
+                self.buffers.append(states.new_empty(rows, heads, self.room, width))
         self._show(end)
         self.keys[:, :, start:] = key_states
         self.values[:, :, start:] = value_states
@@ -219,12 +227,14 @@ def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
     """
     replaced: list[nn.Module] = []
     inside: set[nn.Module] = set()  # layers that another one replaces, or whose weight it changes in its forward
-    autocast = "forward" in model.__dict__ or torch.is_autocast_enabled(next(model.parameters()).device.type)
+    device = next(model.parameters()).device.type
+    autocast = "forward" in model.__dict__ or torch.is_autocast_enabled(device)
     try:
         for module in () if autocast else model.modules():
             forward = None
             if isinstance(module, BaseTunerLayer):
-                forward = _fast_lora(module, rows) if _can_merge(module) else None
+                if _can_merge(module):
+                    forward = _fast_lora(module, rows)
                 if forward or type(module) is not lora.Linear:
                     inside.add(module.get_base_layer())
             elif module not in inside:
@@ -239,12 +249,14 @@ def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 def _can_merge(layer: Any) -> bool:
+    if type(layer) is not lora.Linear:
+        return False
+    base = layer.base_layer
     return (
-        type(layer) is lora.Linear
-        and "forward" not in layer.__dict__
-        and type(layer.base_layer) is nn.Linear
-        and "forward" not in layer.base_layer.__dict__  # hooks of accelerate
-        and layer.base_layer.weight.dtype == torch.float32
+        "forward" not in layer.__dict__
+        and type(base) is nn.Linear
+        and "forward" not in base.__dict__  # hooks of accelerate
+        and base.weight.dtype == torch.float32
         and len(layer.active_adapters) == 1
         and not layer.disable_adapters
         and not layer.merged
@@ -265,7 +277,9 @@ def _fast_lora(layer: Any, rows: int) -> decoding.Linear:
 
 def _packed(module: nn.Module, rows: int) -> decoding.Linear | None:
     """The forward of a large linear layer without an adapter; None: as it is."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_large(module.weight):
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return None
+    if not _is_large(module.weight):
         return None
     return _linear(module.weight.data, module.bias, rows)
 

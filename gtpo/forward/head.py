@@ -109,7 +109,9 @@ def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) ->
     tokens = len(targets)
     vocabulary = len(head.weight)
     width = head.weight.shape[-1]
-    bias = head.weight[..., 0] if head.bias is None else head.bias
+    bias = head.bias
+    if bias is None:
+        bias = head.weight[..., 0]
     expected = [(tokens, width), (vocabulary, width), (tokens,), (tokens,), (vocabulary,)]
     shapes = [tuple(tensor.shape) for tensor in (hidden, head.weight, targets, grad_rows, bias)]
     if shapes != expected:
@@ -267,7 +269,9 @@ def _plan(head: _Head, hidden: Tensor, is_wide: bool, is_compiled: bool) -> Tile
         rows = min(rows, max(MIN_ROWS, rows // torch.get_num_threads()))
     is_wide = is_wide and head.matmul_dtype != sum_dtype
     tile_dtype = sum_dtype if is_wide else head.matmul_dtype
-    first = width // 16 if tile_dtype != sum_dtype else 0  # a narrow float32 tile estimates where a row's mass lies
+    first = 0
+    if tile_dtype != sum_dtype:
+        first = width // 16  # a narrow float32 tile estimates where a row's mass lies
     columns = _chunks(vocabulary, width, start=first)
     if first:
         columns.insert(0, slice(0, min(first, vocabulary)))
@@ -295,7 +299,8 @@ class _Scan(NamedTuple):
 
 def _scan(head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
     """One pass over the tiles; where an operation of CUDA raises, by those that every device has."""
-    plan = _plan(head, hidden, _wide_output(hidden.device), COMPILE and hidden.device.type == "cuda")
+    is_compiled = COMPILE and hidden.device.type == "cuda"
+    plan = _plan(head, hidden, _wide_output(hidden.device), is_compiled)
     with torch.autocast(hidden.device.type, enabled=False):
         try:
             return _one_pass(plan, head, hidden, targets, needs_grad)
@@ -327,7 +332,8 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
             if with_gradient:
                 direction[rows] = others.to(hidden.dtype)
 
-    _in_threads(work, _row_tiles(needs_grad, len(hidden), plan.rows, device), device)
+    tiles = _row_tiles(needs_grad, len(hidden), plan.rows, device)
+    _in_threads(work, tiles, device)
     logps = -torch.log1p(so)
     entropy = torch.log1p(so) - sz / (1 + so)
     scale = so / (1 + so)
@@ -335,7 +341,8 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
         scale = torch.where(needs_grad, scale, 0.0)
     unlikely = (so > math.exp(MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: e_k saturates
     exact_head = head._replace(matmul_dtype=plan.sum_dtype)
-    for rows in _split(unlikely, max(1, plan.elements // len(head.weight))):
+    most = max(1, plan.elements // len(head.weight))
+    for rows in _split(unlikely, most):
         logps[rows], entropy[rows], exact = _unlikely_rows(exact_head, hidden[rows], targets[rows])
         if needs_grad is not None:
             direction[rows] = (exact * needs_grad[rows, None]).to(hidden.dtype)
@@ -422,8 +429,9 @@ def _in_threads(work: Callable[..., None], items: list[Any], device: torch.devic
 
     try:
         with ThreadPoolExecutor(threads) as pool:
-            for done in [pool.submit(run) for _ in range(threads)]:
-                done.result()
+            started = [pool.submit(run) for _ in range(threads)]
+            for future in started:
+                future.result()
     finally:
         torch.set_num_threads(allowed)  # of threads that are yet to start
 
@@ -436,7 +444,10 @@ def _row_tiles(needs_grad: Tensor | None, rows: int, size: int, device: torch.de
         order = (~needs_grad).int().argsort(stable=True)
         count = int(needs_grad.sum())  # one wait for the device
         parts = [(order[:count], True), (order[count:], False)]
-    return [(tile, flag) for part, flag in parts for tile in _split(part, size)]
+    tiles = []
+    for part, flag in parts:
+        tiles += [(tile, flag) for tile in _split(part, size)]
+    return tiles
 
 
 def _leave_out(z: Tensor, target: Tensor) -> None:
@@ -487,7 +498,8 @@ def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None
 
 def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(logps, entropy, d logp / d hidden) by float32 log_softmax: for targets far below the largest logit."""
-    tiles = _chunks(len(head.weight), _tile_size(hidden.device)[1])
+    _, width = _tile_size(hidden.device)
+    tiles = _chunks(len(head.weight), width)
     z = torch.cat([head.finish(head.products(hidden, columns), columns) for columns in tiles], dim=-1)
     log_pi = z.log_softmax(-1)  # (R, V), no larger than a tile
     pi = log_pi.exp()

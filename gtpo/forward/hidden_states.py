@@ -64,8 +64,9 @@ class Route:
         # each time: gradient checkpointing may be enabled later
         if not self.may_share or not can_encode_prompts_once(causal_lm, self.parameters):
             return False
-        is_shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
-        if not any_process(is_shared, inputs["prompt_ids"].device):  # all call the model as often
+        ids = inputs["prompt_ids"]
+        distinct, _, _ = distinct_prompts(inputs)
+        if not any_process(len(distinct) < len(ids), ids.device):  # all call the model as often
             return False
         if not self.is_verified:
             self.is_verified = self.may_share = are_equal(forward, causal_lm.get_decoder(), inputs)
@@ -89,7 +90,8 @@ def hidden_states_per_completion(forward: Forward, decoder: Any, inputs: Inputs)
     longest = max(mask.sum(1).max(), 1)
     order = (~mask).argsort(axis=1, kind="stable")[:, :longest]  # (B, longest), padding to the right
     rows, places = np.take_along_axis(is_target, order, 1).nonzero()  # (N,) each
-    arrays = order, np.take_along_axis(mask, order, 1), rows, places - 1
+    padded_right = np.take_along_axis(mask, order, 1)
+    arrays = order, padded_right, rows, places - 1
     order_, mask_, rows_, predicting = (torch.from_numpy(array).to(ids.device) for array in arrays)
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(input_ids=ids.gather(1, order_), attention_mask=mask_.long(), use_cache=False)
@@ -106,9 +108,12 @@ def hidden_states_packed(forward: Forward, decoder: Any, inputs: Inputs) -> Tens
     mask, is_target = token_masks(inputs)
     lengths = mask.sum(1)
     parts: list[list[int]] = []
+    tokens = 0  # of the last part
     for row, length in enumerate(lengths):
-        if not parts or lengths[parts[-1]].sum() + length > PACKED_TOKENS:
+        tokens += length
+        if not parts or tokens > PACKED_TOKENS:
             parts.append([])
+            tokens = length
         parts[-1].append(row)
     states = []
     for rows in parts:
@@ -117,9 +122,10 @@ def hidden_states_packed(forward: Forward, decoder: Any, inputs: Inputs) -> Tens
         predicting = np.flatnonzero(is_target[rows][kept]) - 1
         arrays = np.flatnonzero(kept), positions, predicting
         tokens_, positions_, predicting_ = (torch.from_numpy(array).to(ids.device) for array in arrays)
+        flat_ids = ids[rows[0] : rows[-1] + 1].flatten()
         with _last_hidden_states_of(decoder) as hidden_states:
             forward(
-                input_ids=ids[rows[0] : rows[-1] + 1].flatten()[tokens_][None],
+                input_ids=flat_ids[tokens_][None],
                 position_ids=positions_[None],
                 packed_seq_lengths=torch.tensor(lengths[rows], dtype=torch.int32, device=ids.device),
                 use_cache=False,  # with a cache Unsloth does not keep the rows apart
@@ -142,8 +148,10 @@ class Packing:
         """
         mask, _ = token_masks(inputs)
         lengths = mask.sum(1)
+        if not self.possible or len(lengths) < 2:
+            return None
         window = getattr(config, "sliding_window", None)
-        if not self.possible or len(lengths) < 2 or (window is not None and lengths.max() > window):
+        if window is not None and lengths.max() > window:
             return None
         try:
             if lengths.sum() > self.verified:
@@ -158,12 +166,16 @@ class Packing:
     @torch.no_grad()
     def _verify(self, forward: Forward, decoder: Any, inputs: Inputs, lengths: Any) -> None:
         """Compare the longest row and the last one with the same rows alone."""
-        rows = [int(lengths.argmax()), len(lengths) - 1]
         _, is_target = token_masks(inputs)
-        packed = hidden_states_packed(forward, decoder, inputs).split(is_target.sum(1).tolist())
-        alone = [hidden_states_per_completion(forward, decoder, _rows_of(inputs, [row])) for row in rows]
-        same_rows = [packed[row] for row in rows]
-        if not _agree(torch.cat(same_rows), torch.cat(alone)):
+        targets = is_target.sum(1).tolist()  # tokens of each completion
+        packed = hidden_states_packed(forward, decoder, inputs).split(targets)
+        together = []
+        alone = []
+        for row in (int(lengths.argmax()), len(lengths) - 1):
+            single = _rows_of(inputs, [row])
+            together.append(packed[row])
+            alone.append(hidden_states_per_completion(forward, decoder, single))
+        if not _agree(torch.cat(together), torch.cat(alone)):
             raise UsageError("the model does not keep packed rows apart")
 
 
@@ -174,7 +186,10 @@ def host_masks(inputs: Inputs) -> Tensor:
 
 def token_masks(inputs: Inputs) -> tuple[Any, Any]:
     """NumPy masks of all tokens and of the completions' tokens, (B, P + T); without a transfer with ``host_masks``."""
-    mask = (inputs["host_masks"] if "host_masks" in inputs else host_masks(inputs)).numpy()
+    on_host = inputs.get("host_masks")
+    if on_host is None:
+        on_host = host_masks(inputs)
+    mask = on_host.numpy()
     is_target = mask.copy()
     is_target[:, : inputs["prompt_mask"].shape[1]] = False
     return mask, is_target
@@ -183,7 +198,8 @@ def token_masks(inputs: Inputs) -> tuple[Any, Any]:
 def completion_places(inputs: Inputs) -> Tensor:
     """Where the N tokens of the completions are in their flattened (B, T) tensors. Shape (N,)."""
     _, is_target = token_masks(inputs)
-    places = np.flatnonzero(is_target[:, inputs["prompt_mask"].shape[1] :])
+    width = inputs["prompt_mask"].shape[1]
+    places = np.flatnonzero(is_target[:, width:])
     return torch.from_numpy(places).to(inputs["completion_ids"].device)
 
 
@@ -192,12 +208,13 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
     prompts, prompt_mask, prompt_of = distinct_prompts(inputs)
     completion_mask = inputs["completion_mask"]
     prompt_lengths = prompt_mask.sum(-1)
+    positions = (prompt_mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache()  # of whole sequences: the mask alone applies a sliding window
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(
             input_ids=prompts,
             attention_mask=prompt_mask,
-            position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0),
+            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
         )
@@ -208,12 +225,15 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
         mask = completion_mask[rows]
         prompt = prompt_of[rows]
         # The last token predicts nothing. One column at least, so that every process calls the model as often.
-        width = max(int(mask.sum(-1).max()) - 1, 1)
+        longest = int(mask.sum(-1).max())
+        width = max(longest - 1, 1)
+        seen = torch.cat([prompt_mask[prompt], mask[:, :width]], dim=1)
+        steps = torch.arange(width, device=mask.device)
         with _last_hidden_states_of(decoder) as hidden_states:
             forward(
                 input_ids=inputs["completion_ids"][rows, :width],
-                attention_mask=torch.cat([prompt_mask[prompt], mask[:, :width]], dim=1),
-                position_ids=prompt_lengths[prompt, None] + torch.arange(width, device=mask.device),
+                attention_mask=seen,
+                position_ids=prompt_lengths[prompt, None] + steps,
                 past_key_values=_repeated(cache, prompt),
                 use_cache=True,
             )
@@ -272,21 +292,26 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool
     States (of convolutions, of linear attention) cannot be repeated. Positions must not depend on the other rows.
     ``parameters``: the names that its forward takes.
     """
-    dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in causal_lm.modules())
-    return (
-        {"position_ids", "past_key_values"} <= set(parameters)
-        and not causal_lm.is_gradient_checkpointing
-        and not getattr(causal_lm, "_is_stateful", False)
-        and all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=causal_lm.config).layers)
-        and not positions_depend_on_length(causal_lm)
-        and not dropout
-    )
+    if not {"position_ids", "past_key_values"} <= set(parameters):
+        return False
+    if causal_lm.is_gradient_checkpointing or getattr(causal_lm, "_is_stateful", False):
+        return False
+    for layer in DynamicCache(config=causal_lm.config).layers:
+        if not isinstance(layer, DynamicLayer):
+            return False
+    for module in causal_lm.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p > 0:
+            return False
+    return not positions_depend_on_length(causal_lm)
 
 
 def positions_depend_on_length(model: torch.nn.Module) -> bool:
     """Whether the frequencies of the rotary positions follow the longest row of a batch (``dynamic``, ``longrope``)."""
-    rope_types = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # Gemma 3: one per kind of layer
-    return any("dynamic" in rope_type or "longrope" in rope_type for rope_type in rope_types)
+    for module in model.modules():  # Gemma 3: one per kind of layer
+        rope_type = str(getattr(module, "rope_type", ""))
+        if "dynamic" in rope_type or "longrope" in rope_type:
+            return True
+    return False
 
 
 @torch.no_grad()
@@ -321,7 +346,9 @@ def _rows_of(inputs: Inputs, rows: list[int]) -> Inputs:
 def _agree(states: Tensor, plain: Tensor) -> bool:
     """Whether they are equal up to the rounding of the dtype that the model computes in; NaN is not."""
     device = plain.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
+    dtype = plain.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     states, plain = states.float(), plain.float()
     return bool((states - plain).norm() < torch.finfo(dtype).eps ** 0.5 * plain.norm())
 
@@ -339,7 +366,9 @@ def _last_hidden_states_of(decoder: Any, skips_head: bool = True) -> Iterator[li
     seen: list[Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        states = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+        states = getattr(output, "last_hidden_state", None)
+        if isinstance(output, tuple):
+            states = output[0]
         if states is not None:
             seen.append(states)
 
