@@ -146,7 +146,7 @@ LIMITS = {
     "training": Limit(18_690, 9.90),
     "": Limit(3_805, 8.55),  # the ground
 }
-PACKAGE_LIMIT = Limit(101_240, 10.95)
+PACKAGE_LIMIT = Limit(99_400, 10.05)
 PAPER_LIMIT = Limit(10_850, 10.80)
 STUDY = Limit(18_575, 10.83)
 BENCHMARKS = Limit(24_935, 10.80)
