@@ -141,8 +141,8 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
-        config = run.read_config() if run.config.is_file() else {}
-        with suppress(UsageError):  # no step is logged yet
+        with suppress(UsageError):  # no settings, or no step is logged yet
+            config = run.read_config() if run.config.is_file() else {}
             runs[_identify(run.path, config)] = [row for row in run.read_metrics() if not is_held_out(row)]
     evaluations: set[Path] = set()
     for directory in directories:
