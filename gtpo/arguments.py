@@ -117,6 +117,9 @@ class DataArguments(SourceArguments):
     eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
     max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
+    def __post_init__(self) -> None:
+        check_fields(self, dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
+
 
 NO_PROMPT = "none"  # --system_prompt
 
@@ -336,7 +339,7 @@ class Settings:
         values = dict(self.given)
         groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo, self.settings)
         for group in filter(None, groups):
-            values |= vars(group)
+            values |= {name: getattr(group, name) for name in fields_of([type(group)])}
         return {name: value for name, value in values.items() if name not in _NOT_STORED}
 
     def changed_settings(self) -> dict[str, Any]:

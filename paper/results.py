@@ -141,8 +141,9 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
-        with suppress(UsageError):  # no settings, or no step is logged yet
-            config = run.read_config() if run.config.is_file() else {}
+        needs_seed = split_name(run.path)[1] is None
+        config = run.read_config() if needs_seed and run.config.is_file() else {}
+        with suppress(UsageError):  # no step is logged yet
             runs[_identify(run.path, config)] = [row for row in run.read_metrics() if not is_held_out(row)]
     evaluations: set[Path] = set()
     for directory in directories:

@@ -146,16 +146,18 @@ def run_missing(
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
-    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key would give a run more than one task or
-    GPU, or jobs of the same name are queued; submitit names an unknown key.
+    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key is unknown or would give a run more than
+    one task or GPU, or jobs of the same name are queued.
     """
-    from submitit import AutoExecutor
+    from submitit import AutoExecutor, SlurmExecutor
 
+    known = {"cluster", "parallel", "time", *SlurmExecutor._valid_parameters(), *AutoExecutor._valid_parameters()}
+    known.difference_update(NOT_KEYS)
     given: dict[str, Any] = {}
     for word in words:
         key, _, value = word.partition("=")
-        if key in NOT_KEYS or not value:
-            raise UsageError(f"--slurm {word}: expected KEY=VALUE, of a run with one task and one GPU.")
+        if key not in known or not value:
+            raise UsageError(f"--slurm {word}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name = given.pop("cluster", "slurm")
     parallel = given.pop("parallel", None)

@@ -135,22 +135,22 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_945, 10.04),
+    "cli": Limit(6_970, 10.04),
     "data": Limit(9_780, 10.02),
     "evaluation": Limit(15_757, 10.46),
     "forward": Limit(12_432, 10.52),
-    "grading": Limit(12_470, 9.97),
+    "grading": Limit(12_480, 9.97),
     "models": Limit(7_950, 9.80),
-    "reports": Limit(6_390, 10.18),
+    "reports": Limit(6_430, 10.18),
     "runs": Limit(5_190, 9.75),
-    "training": Limit(18_690, 9.90),
-    "": Limit(3_805, 8.55),  # the ground
+    "training": Limit(18_780, 9.90),
+    "": Limit(3_850, 8.55),  # the ground
 }
-PACKAGE_LIMIT = Limit(99_400, 10.05)
-PAPER_LIMIT = Limit(10_850, 10.80)
+PACKAGE_LIMIT = Limit(99_560, 10.00)
+PAPER_LIMIT = Limit(10_910, 10.80)
 STUDY = Limit(18_575, 10.83)
 BENCHMARKS = Limit(24_935, 10.80)
-TESTS = Limit(214_060, 11.40)
+TESTS = Limit(214_420, 11.40)
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
 LONGEST_TENSOR_FUNCTION = 60  # lines

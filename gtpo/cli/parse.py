@@ -210,9 +210,9 @@ def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
     for name in sorted({"objective", "reward"} - flags.keys()):
-        value = stored.get(name, [])
+        value = stored.get(name) or []
         words = [str(each) for each in (value if isinstance(value, list) else [value])]
-        code = [word for word in words if ":" in word]
+        code = words if name == "objective" else [word for word in words if ":" in word]
         if code:
             again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
             raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
@@ -231,8 +231,8 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
         return None
     output_dir = flags.get("output_dir")
     name = flags["resume"]
-    if name is not None:
-        run = existing_run(name)
+    if name not in (None, "auto"):
+        run = existing_run(str(name))
         if output_dir and run.path != Path(output_dir):
             raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {output_dir}.")
     elif output_dir:

@@ -131,8 +131,9 @@ class CheckedReward:
         arguments: dict[str, Any] = {}
         for name, value in kwargs.items():
             arguments[name] = copy.deepcopy(value) if isinstance(value, list) else value
-        for bound in getattr(self.function, "keywords", ()):
-            arguments.pop(bound, None)
+        if isinstance(self.function, functools.partial):
+            for bound in self.function.keywords:
+                arguments.pop(bound, None)
         if self.prefill:
             arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
         for log in OF_RUNS.keys() & arguments.keys():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jinja2 import UndefinedError
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
@@ -32,7 +33,8 @@ from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)  # a truncated file, or foreign
+# A truncated file, or a foreign one.
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, UndefinedError)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pandas import Series
-
 from gtpo.runs.directory import is_held_out
 
 Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
@@ -40,7 +38,11 @@ def finite_values(rows: Rows, metric: str) -> list[float]:
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Trailing mean over the last ``window`` values; over fewer at the start."""
-    return list(Series(values, dtype=float).rolling(window, min_periods=1).mean())
+    means = []
+    for end in range(1, len(values) + 1):
+        last = values[max(0, end - window) : end]
+        means.append(sum(last) / len(last))  # NaN and infinity stay: a curve has a gap there
+    return means
 
 
 def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], list[float]]:

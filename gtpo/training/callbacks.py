@@ -136,7 +136,8 @@ class BestAdapter(TrainerCallback):
     def _offer(self, name: Any, value: float, state: Any, model: Any, greater_is_better: bool = True) -> None:
         """Keep the adapter if it is the best one so far; every process has to call it."""
         best = self.best.get(name, -math.inf if greater_is_better else math.inf)
-        if value == best or (value > best) != greater_is_better:
+        is_better = value > best if greater_is_better else value < best  # NaN is not
+        if not is_better:
             return
         self.best = {name: value, "step": state.global_step}
         if isinstance(model, PeftModel):

@@ -3,7 +3,7 @@
 import json
 import logging
 import shlex
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
     A model of which all weights were trained goes to ``model/``. ``merge: 16bit`` also writes ``merged/``;
     ``push_to_hub`` uploads the merged model, or what was trained.
     """
-    is_adapter = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    is_adapter = isinstance(model, PeftModel)
     trained = run.adapter if is_adapter else run.model
     unfinished = run.path / f"{trained.name}.tmp"
     if is_main_process():
@@ -75,17 +76,23 @@ class Card:
 
     def __init__(self, settings: Settings, rows: Any, trainer: Any, run: RunDirectory) -> None:
         self.settings = settings
+        self.rows = rows
+        self.trainer = trainer
         self.run = run
-        self.facts = {
-            "settings": settings,
-            "stored": settings.to_dict(),
-            "base": hub_name(settings.model.model),
-            "source": SOURCES.get(f"train/{settings.data.dataset}"),
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What every card of the run says."""
+        return {
+            "settings": self.settings,
+            "stored": self.settings.to_dict(),
+            "base": hub_name(self.settings.model.model),
+            "source": SOURCES.get(f"train/{self.settings.data.dataset}"),
             "benchmarks": BENCHMARK_TITLES,
-            "name": run.path.name,
-            "method": trainer._name,
-            "paper": getattr(trainer, "_paper", None),
-            "prompt": rows[0].get("prompt", "") if len(rows) else "",
+            "name": self.run.path.name,
+            "method": self.trainer._name,
+            "paper": getattr(self.trainer, "_paper", None),
+            "prompt": self.rows[0].get("prompt", "") if len(self.rows) else "",
         }
 
     def text(self, weights: Path, where: Path | str) -> str:

@@ -52,6 +52,7 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
 def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> None:
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     check_embeddings(trainer.model)  # SFT too
+    trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))  # above the bar
     ProgressBar.attach(trainer, trainer._name)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and is_main_process()
@@ -60,7 +61,6 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     if settings.reward and "accuracy" in settings.reward.reward:
         alarms.append(CollapseAlarm(stop=settings.reward.stop_on_collapse))
     for callback in (
-        RunMessages(settings, len(trainer.train_dataset)),
         MetricsWriter(run, start_wandb(settings) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
         *alarms,

@@ -67,7 +67,7 @@ def deviations(args: Any, generation_config: Any) -> str:
         if value != paper:
             found.append(f"{name}={value!r} (the paper: {paper!r})")
     sampler = dict(args.generation_kwargs or {})
-    if not args.use_vllm:
+    if not args.use_vllm and generation_config is not None:
         sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value} | sampler
     for name, value in sampler.items():
         if not _NOT_OF_THE_SAMPLER.fullmatch(name) and (name, value) != ("do_sample", True):

@@ -354,11 +354,12 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     ) -> Scores:
         """ln pi and H of the completion tokens, by micro-batches of ``rows``, those of training. Shape (B, T) each."""
         rows = rows or self.args.per_device_train_batch_size
+        model = self.model_wrapped if model is None else model
         logps = []
         entropies = []
         for part in zip(*(batch[name].split(rows) for name in NAMES), strict=True):
             inputs = dict(zip(NAMES, part, strict=True))
-            logp, entropy = self._logps_and_entropy(model or self.model_wrapped, inputs)
+            logp, entropy = self._logps_and_entropy(model, inputs)
             logps.append(logp)
             entropies.append(entropy)
             on_part()

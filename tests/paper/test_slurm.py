@@ -236,7 +236,7 @@ def test_time_limits(limit: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("gpu", "partition=", "time=2h", "time=0"),
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0"),
         *("nodes=2", "gpus_per_node=2", "array_parallelism=4", "cluster=local parallel=2"),
     ],
 )

@@ -1,10 +1,12 @@
 """Training curves: the color of a line is the method of its run, its dash the condition, all lines are equally wide."""
 
+import math
 from typing import Any
 
 from pytest import mark
 
 from gtpo.reports.curves import arm_of, plot_training
+from gtpo.reports.metrics import smooth
 
 
 @mark.parametrize(
@@ -24,6 +26,10 @@ from gtpo.reports.curves import arm_of, plot_training
 )
 def test_the_arm_of_a_run(method: str, settings: dict[str, Any], arm: str) -> None:
     assert arm_of(method, settings) == arm
+
+
+def test_a_mean_has_a_gap_where_a_value_is_not_finite() -> None:
+    assert str(smooth([1.0, math.nan, 3.0, 4.0, math.inf], 2)) == "[1.0, nan, nan, 3.5, inf]"
 
 
 def test_the_lines_of_one_run() -> None:

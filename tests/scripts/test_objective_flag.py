@@ -26,6 +26,9 @@ class Halved(GRPOTrainer):
     class Settings:
         share: float = 0.5
 
+        def __post_init__(self):
+            self.double = 2 * self.share
+
     def objective(self, logps, token_entropy, inputs):
         loss, measured = super().objective(logps, token_entropy, inputs)
         return self.settings.share * loss, measured
@@ -82,7 +85,7 @@ def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
             torch.testing.assert_close(trained(mine / run)[name], expected[name], atol=1e-7, rtol=1e-5)
     run = RunDirectory(mine / "quarter")
     settings = run.read_config()
-    assert (settings["objective"], settings["share"]) == ("mine.py:Halved", 0.25)
+    assert (settings["objective"], settings["share"]) == ("mine.py:Halved", 0.25) and "double" not in settings
     assert re.fullmatch("[0-9a-f]{16}", run.read_environment()["made_from"]["mine.py:Halved"])
     assert method_of(run) == "grpo"
     card = (run.adapter / "README.md").read_text()
@@ -104,6 +107,9 @@ def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
 
 def test_what_a_script_says_about_an_objective(mine: Path, tiny: Path, run_script: Callable[..., Ended]) -> None:
     common = ["--model", str(tiny), *STEPS]
+    (mine / "c.yaml").write_text("objective: mine.Halved\n")
+    stored = run_script(mine, "train_grpo.py", *common, "--config", "c.yaml", "--dry_run")
+    assert stored.code == 2 and "c.yaml names the objective mine.Halved" in stored.stderr
     broken = run_script(mine, "train_grpo.py", *common, "--objective", "mine.py:Broken")
     line = 1 + MINE.splitlines().index("        return undefined")
     assert broken.code == 1 and f"NameError: name 'undefined' is not defined (mine.py, line {line})" in broken.stderr

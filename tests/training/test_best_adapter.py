@@ -64,6 +64,14 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(tiny: Path, tmp_path: 
     assert stored_step(tmp_path) == 6
 
 
+def test_a_held_out_loss_that_is_no_number_is_not_the_best(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=8, metric="eval_loss")
+    for loss in (float("nan"), 0.5, float("nan"), 0.7):
+        run.step(0)
+        run.call("on_evaluate", metrics={"eval_loss": loss})
+    assert run.callback.best == {"eval_loss": 0.5, "step": 2}
+
+
 def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     for step, known in ((2, {"accuracy": 30.0, "step": 2}), (5, {})):

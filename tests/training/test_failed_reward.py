@@ -102,6 +102,14 @@ def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
     assert rows["completions"][0][0]["content"] == text and rows["answer"] == ["3"]
 
 
+def test_a_reward_with_keywords_of_its_own_gets_every_column() -> None:
+    def words(completions: list[str], answer: list[str]) -> list[float]:
+        return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
+
+    words.keywords = ["answer"]  # type: ignore[attr-defined]  # of the user, not of a functools.partial
+    assert checked_reward(words)(completions=["so 3"], answer=["3"]) == [1.0]
+
+
 def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
     logged: dict[str, float] = {}
     for reward in load_rewards(["format", "accuracy"], rewards_in(PAPER), []):

@@ -231,6 +231,8 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     steps = [line["step_time"] for line in metrics_of(copy)]
     assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all, {sum(steps) / len(steps):.1f} s each" in changed
     assert "<p>On 2 CPU cores, Linux</p>" in changed and "<p>On " not in page
+    (copy / "environment.json").write_text(json.dumps({"git_revision": 3, "cpu_count": 2, "platform": "Linux"}))
+    assert "<p>On 2 CPU cores, Linux</p>" in write_report(copy).read_text()
     os.utime(copy / "metrics.jsonl", (0, datetime(2026, 3, 5, 12).timestamp()))
     (copy / "environment.json").write_text(json.dumps({"git_revision": "0123456789ab" + 28 * "c" + "-dirty"}))
     (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"model": "llama"}))
