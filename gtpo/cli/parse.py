@@ -475,7 +475,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
 
 
 def _warn_of_missing_tags(settings: Settings) -> None:
-    """Log the tags that rewards look for and a system prompt of one's own does not name."""
+    """Log the tags that rewards look for and your own system prompt does not name."""
     rewards = settings.reward.reward if settings.reward else ()
     prompt = settings.prompt.format
     wanted: Sequence[str] = ()
