@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
@@ -72,9 +73,9 @@ def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
     return max(roundings)
 
 
-def next_check(step: int, interval: int = INTERVAL) -> int:
-    """The step of the next check: 0, 1, 2, 4, 8, 16 and then every ``interval`` steps. At 0 the adapter is the base."""
-    return step + min(max(step, 1), interval)
+def next_check(step: int) -> int:
+    """The step of the next check: 0, 1, 2, 4, 8, 16 and then every ``INTERVAL`` steps. At 0 the adapter is the base."""
+    return step + min(max(step, 1), INTERVAL)
 
 
 def sampler_metrics(trainer: Any, logps: Tensor, batch: Batch) -> Metrics:
@@ -145,6 +146,21 @@ def probe_sampler(trainer: Any) -> None:
             weight.copy_(old)
         policy.train(was_training)
         trainer._last_loaded_step = -1
+
+
+class SamplerProbe(TrainerCallback):
+    """:func:`probe_sampler` for TRL's own GRPOTrainer, when training begins; the trainers of gtpo do it themselves.
+
+    Without vLLM or an adapter it does nothing. ``train()`` raises RunError with the distance to the policy and to the
+    base model in nats per token.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.trainer.use_vllm:
+            probe_sampler(self.trainer)
 
 
 @contextmanager

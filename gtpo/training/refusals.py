@@ -30,9 +30,7 @@ def check_grpo_settings(args: Any) -> None:
         if found in values or (name == "use_bias_correction_kl" and args.beta == 0):
             continue
         expected = " or ".join(map(repr, values))
-        instead = _VALUES["instead"].get(
-            name, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there"
-        )
+        instead = _VALUES["instead"].get(name, "TRL's GRPOTrainer has it")
         raise UsageError(f"{name} = {found!r} (not {expected}) is not supported: {instead}.")
     if uses_unsloth() and args.use_vllm and args.vllm_importance_sampling_correction:
         name = "vllm_importance_sampling_correction"  # Unsloth takes it out of TRL's method

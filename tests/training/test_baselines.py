@@ -26,7 +26,7 @@ from helpers.reference import (
 from test_trainer import batch_of, plain_logps_and_entropy
 from torch import Tensor
 
-from gtpo.training.diagnosis import conflict_push, token_weights
+from gtpo.training.diagnosis import conflict_push, weights_of_rows
 from gtpo_loss import LOSS_TYPES, conflict_spans, conflict_weights
 
 Values = dict[str, Any]
@@ -81,7 +81,8 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
         "dapo": [1 / sum(lengths)] * 24,
         "bnpo": [1 / sum(lengths)] * 24,
     }[loss_type]
-    found = token_weights(length_mask(lengths, max(lengths)), loss_type, 32)
+    normalizer = {"grpo": None, "dr_grpo": 24 * 32, "dapo": sum(lengths), "bnpo": sum(lengths)}[loss_type]
+    found = weights_of_rows(length_mask(lengths, max(lengths)), normalizer)
     assert found.tolist() == pytest.approx(each, rel=1e-6)
     signs = [1.0] * len(advantages)
     expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs)
@@ -90,11 +91,6 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
         expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs, (backward,))
         assert push_of(completions, advantages.tolist(), GROUP, each, span) == pytest.approx(expected, abs=1e-12)
     assert abs(expected[0]) > 1e-5
-
-
-def test_an_unknown_weighting_has_no_token_weights() -> None:
-    with pytest.raises(ValueError, match="loss_type 'cispo' has no known token weights"):
-        token_weights(torch.ones(2, 3), "cispo", 32)
 
 
 def test_without_conflict_tokens_there_is_no_push() -> None:

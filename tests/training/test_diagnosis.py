@@ -1,4 +1,4 @@
-"""ConflictMetrics and RolloutCheck on TRL's own GRPOTrainer: values against naive references, and no changed weight."""
+"""What a group says about its tokens, against naive references; the checks of a sampler against policy and base."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.canned import GROUP, canned_group, make_trainer
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
 from pytest import MonkeyPatch
 
-from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe
+from gtpo import SamplerProbe
 from gtpo.errors import RunError
 from gtpo.training.batch import padded_batch
-from gtpo.training.checks import check_rollouts, probe_sampler
-
-STEPS = {"max_steps": 3}
+from gtpo.training.checks import check_rollouts, next_check, probe_sampler
 
 
 def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
@@ -43,31 +41,15 @@ def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
     return trainer
 
 
-def train(tiny: Path, folder: Path, callbacks: bool, dropout: float = 0.0, **settings: Any) -> tuple[Any, Any]:
-    trainer = with_sampler(make_trainer("trl", tiny, folder, **(STEPS | settings)))
-    for module in trainer.model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = dropout
-    if callbacks:
-        trainer.add_callback(ConflictMetrics(trainer))
-        trainer.add_callback(RolloutCheck(trainer, interval=1))
-    torch.manual_seed(1)
-    weights = trained_weights(trainer)
-    return weights, [row for row in trainer.state.log_history if "loss" in row]
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.04, "num_iterations": 2}], ids=["on-policy", "kl"])
-def test_the_callbacks_change_no_weight(settings: Any, dropout: float, tiny: Path, tmp_path: Path) -> None:
-    plain, log = train(tiny, tmp_path / "plain", False, dropout, **settings)
-    watched, watched_log = train(tiny, tmp_path / "watched", True, dropout, **settings)
-    assert all(torch.equal(plain[name], watched[name]) for name in plain)
-    assert [row["loss"] for row in log] == [row["loss"] for row in watched_log]
-    assert "conflict_tokens" in watched_log[0] and "conflict_tokens" not in log[0]
+def first_row(tiny: Path, folder: Path) -> Any:
+    """What one step of GRPO logs."""
+    trainer = make_trainer("grpo", tiny, folder)
+    trainer.train()
+    return trainer.state.log_history[0]
 
 
 def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> None:
-    _, (row, *_) = train(tiny, tmp_path, True)
+    row = first_row(tiny, tmp_path)
     completions = canned_group(0)
     rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
@@ -81,11 +63,10 @@ def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> N
         expected = naive_conflict_push(completions, advantages, GROUP, each, [1.0] * GROUP, spans)
         found = row[f"conflict_push{name}"], row[f"conflict_push_corrected{name}"]
         assert found == pytest.approx(expected, abs=1e-6)
-    assert row["groups_without_variance"] == 0
 
 
 def test_the_entropy_is_a_mean_over_completions(tiny: Path, tmp_path: Path) -> None:
-    _, (row, *_) = train(tiny, tmp_path / "trained", True)
+    row = first_row(tiny, tmp_path / "trained")
     trainer = make_trainer("trl", tiny, tmp_path / "untrained")
     prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
     entropies = []
@@ -95,48 +76,9 @@ def test_the_entropy_is_a_mean_over_completions(tiny: Path, tmp_path: Path) -> N
         log_pi = logits.double().log_softmax(-1)
         entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
     means = naive_completion_entropy(entropies)
-    assert row["completion_entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
+    assert row["entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
     tokens = [value for each in entropies for value in each]
-    assert row["entropy"] == pytest.approx(sum(tokens) / len(tokens), abs=1e-4)  # TRL's: a mean over tokens
-    assert abs(row["entropy"] - row["completion_entropy"]) > 1e-3
-
-
-def test_groups_without_variance_are_counted(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("trl", tiny, tmp_path, num_generations=3)
-    trainer.add_callback(ConflictMetrics(trainer))
-    trainer.reward_funcs = [lambda completions, **columns: [1.0] * 6 + [0.0, 1.0, 2.0] * 2]
-    trainer.train()
-    row = trainer.state.log_history[0]
-    assert row["groups_without_variance"] == row["frac_reward_zero_std"] == 0.5  # two of four groups
-
-
-def test_an_evaluation_has_groups_of_its_own(tiny: Path, tmp_path: Path) -> None:
-    """Six completions of a prompt while evaluating, twelve in training."""
-    settings = {"held_out": 2, "num_generations_eval": GROUP // 2, "per_device_eval_batch_size": GROUP}
-    trainer = make_trainer("trl", tiny, tmp_path, eval_strategy="steps", eval_steps=1, **settings)
-    trainer.reward_funcs = [
-        lambda completions, **columns: ([1.0] * 6 + [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])[: len(completions)]
-    ]
-    trainer.add_callback(ConflictMetrics(trainer))
-    trainer.train()
-    (row,) = [row for row in trainer.state.log_history if "eval_reward" in row]
-    assert row["eval_groups_without_variance"] == 0.5 and row["eval_frac_reward_zero_std"] == 0.5
-    (step,) = [row for row in trainer.state.log_history if "reward" in row]
-    assert step["groups_without_variance"] == 0.0
-
-
-def test_a_second_training_measures_once_per_batch(tiny: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    class Counting(ConflictMetrics):
-        def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
-            seen.append(len(batch["advantages"]))
-
-    trainer = make_trainer("trl", tiny, tmp_path)
-    trainer.add_callback(Counting(trainer))
-    trainer.train()
-    trainer.train()
-    assert seen == [GROUP, GROUP]
+    assert abs(row["entropy"] - sum(tokens) / len(tokens)) > 1e-3  # TRL's is a mean over tokens
 
 
 def untrained_adapter(trainer: Any) -> Any:
@@ -149,8 +91,7 @@ def untrained_adapter(trainer: Any) -> Any:
 
 def test_a_stale_sampler_is_named_at_step_1(tiny: Path, tmp_path: Path) -> None:
     """The adapter starts as the base model; the sampler never gets it."""
-    trainer = untrained_adapter(make_trainer("trl", tiny, tmp_path, max_steps=4))
-    trainer.add_callback(RolloutCheck(with_sampler(trainer, in_sync=False)))
+    trainer = with_sampler(untrained_adapter(make_trainer("grpo", tiny, tmp_path, max_steps=4)), in_sync=False)
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 1: "):
         trainer.train()
     assert trainer.state.global_step == 1
@@ -198,19 +139,18 @@ def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> N
 
 
 def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path, max_steps=8)))
+    """Each check is made with the rollouts of its step."""
+    trainer = with_sampler(untrained_adapter(make_trainer("grpo", tiny, tmp_path, max_steps=6)))
     steps: list[int] = []
-    monkeypatch.setattr(
-        "gtpo.training.diagnosis.check_rollouts", lambda trainer, batch: steps.append(trainer.state.global_step)
-    )
-    check = RolloutCheck(trainer, interval=3)
-    trainer.add_callback(check)
+
+    def checked(trainer: Any, batch: Any) -> None:
+        steps.append(trainer.state.global_step)
+        check_rollouts(trainer, batch)
+
+    monkeypatch.setattr("gtpo.training.trainer.check_rollouts", checked)
     trainer.train()
-    assert steps == [0, 1, 2, 4, 7]
-    trainer.model.eval()
-    check.next = 0
-    check.on_batch({"sampling_per_token_logps": 0.0})
-    assert len(steps) == 6 and not trainer.model.training
+    assert steps == [0, 1, 2, 4]
+    assert [next_check(step) for step in (4, 8, 16, 36)] == [8, 16, 32, 56]
 
 
 @pytest.mark.parametrize(
@@ -232,11 +172,12 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
         check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state, **sampling), batch)
 
 
-@pytest.mark.parametrize(("target_modules", "in_sync"), [(None, True), (("q_proj",), None)])
+@pytest.mark.parametrize(("target_modules", "with_logps"), [(None, True), (("q_proj",), False)])
 def test_without_adapter_or_sampler_nothing_is_checked(
-    target_modules: Any, in_sync: bool | None, tiny: Path, tmp_path: Path
+    target_modules: Any, with_logps: bool, tiny: Path, tmp_path: Path
 ) -> None:
-    trainer = make_trainer("trl", tiny, tmp_path, target_modules=target_modules, max_steps=2, learning_rate=1e-4)
-    trainer.add_callback(RolloutCheck(trainer if in_sync is None else with_sampler(trainer)))
+    trainer = make_trainer("grpo", tiny, tmp_path, target_modules=target_modules, max_steps=2, learning_rate=1e-4)
+    if with_logps:
+        with_sampler(trainer)
     trainer.train()
     assert trainer.state.global_step == 2

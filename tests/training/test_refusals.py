@@ -62,7 +62,7 @@ def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tm
     [
         ({"beta": 0.04, "use_bias_correction_kl": True}, "TRL's default is True: set it to False for the KL term"),
         ({"use_liger_kernel": True}, "leave it out, the loss here never holds the logits"),
-        ({"delta": 2.0}, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there"),
+        ({"delta": 2.0}, "TRL's GRPOTrainer has it"),
         ({"generation_kwargs": {"temperature": 2.0}}, "samples at temperature 2.0, the loss scores at 1.0"),
     ],
 )
