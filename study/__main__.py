@@ -22,15 +22,15 @@ from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.matrix import load_matrix, seeds_of_all
-from paper.runner import slots_of
+from paper.runner import run_all, slots_of
 from paper.slurm import run_missing
-from paper.states import table
-from rewards import rewards_in
+from paper.states import state_of, table
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
-from study.mechanism import measure, policies_of, policy_list, run_policies
+from study.mechanism import measure, policies_of
 from study.one_claim import claim_list, find_claims, report, work_of
 from study.page import write_page as write_pages
+from study.rendering import render
 
 Flags = argparse.Namespace
 
@@ -94,16 +94,17 @@ def page(flags: Flags) -> list[str]:
 
 
 def mechanism(flags: Flags) -> list[str]:
-    """What one update does, of all policies or of one."""
-    if flags.policy:
-        measure(flags.policy, rewards_in)
-        return []
+    """What one update does: train the runs that are missing, then measure their policies."""
     policies = policies_of(flags.only)
+    runs = [*dict.fromkeys(policy.run for policy in policies)]
     if flags.list:
-        print(*policy_list(policies), sep="\n")
+        print(render("policies.txt", {"policies": policies, "runs": runs, "state_of": state_of}))
         return []
-    failures = run_policies(policies, flags.jobs)
-    print(*(policy.path for policy in policies if policy.is_finished), sep="\n")
+    failures = run_all(runs, [], slots_of("tiny", None, flags.jobs))
+    for policy in policies:
+        if policy.run.is_finished:
+            measure(policy)
+            print(policy.path)
     return failures
 
 

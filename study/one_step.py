@@ -6,14 +6,17 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 """
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import compress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+from tqdm import trange
 from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments
@@ -27,6 +30,7 @@ from gtpo.training.batch import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 from study import SETTINGS, Row, Words
+from study.storage import complete_lines
 from study.tags import inside, tag_spans
 
 OTHERS = 64  # prompts whose solutions are scored
@@ -36,10 +40,10 @@ Batch = dict[str, Tensor]
 Ids = list[list[int]]
 
 
-def coefficients(
+def losses(
     logps: Tensor, entropy: Tensor, mask: Tensor, conflict: Tensor, advantages: Tensor, gamma: float = 0.1
 ) -> Batch:
-    """Objective -> the c_it with which its gradient is sum_it c_it grad ln pi(o_it), on-policy. Shape (B, T) each.
+    """Objective -> its loss on-policy, whose gradient is -sum_it c_it grad ln pi(o_it).
 
     A division of the advantages by their spread has no effect on the direction.
 
@@ -51,24 +55,12 @@ def coefficients(
         advantages: A_i of one group. Shape (B,).
         gamma: Of Eq. 11.
     """
-    leaf = logps.detach().requires_grad_()
-    ones = torch.ones_like(leaf)
-    every = torch.ones_like(entropy)
     corrected = conflict_weights(conflict, advantages)
     keep = entropy_filter(entropy, advantages, None, mode="on")
-    grpo = partial(grpo_loss, leaf, mask)
-    gtpo = partial(gtpo_loss, leaf, entropy, mask)
-    losses = {
-        "GRPO": grpo(advantages),
-        "GTPO": gtpo(advantages, corrected, keep, gamma=gamma),
-        "entropy term": gtpo(torch.zeros_like(advantages), ones, every, gamma=gamma),
-        "GRPO, A > 0": grpo(advantages.clamp(min=0)),
-    }
-    found = {}
-    for name, (loss, _) in losses.items():
-        [gradient] = torch.autograd.grad(loss, leaf)
-        found[name] = -gradient
-    return found
+    grpo, _ = grpo_loss(logps, mask, advantages)
+    gtpo, _ = gtpo_loss(logps, entropy, mask, advantages, corrected, keep, gamma=gamma)
+    rewarded, _ = grpo_loss(logps, mask, advantages.clamp(min=0))
+    return {"GRPO": grpo, "GTPO": gtpo, "GRPO, A > 0": rewarded}
 
 
 class OneStep:
@@ -78,6 +70,11 @@ class OneStep:
         trainer: A GTPOTrainer with ``train_dataset`` of columns prompt and solution.
         prompt_format: Of the run.
         seed: Of the prompts that are scored, and of the order of the others.
+
+    Attributes:
+        parts: Micro-batches with a mask of each of their ``TARGETS``.
+        counts: Target -> its tokens; a policy may have no tags of its own.
+        directions: Target -> the gradient of the mean of ln pi over its tokens, one vector.
     """
 
     def __init__(self, trainer: Any, prompt_format: PromptFormat = PLAIN, seed: int = 0) -> None:
@@ -88,29 +85,24 @@ class OneStep:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(rows), generator=generator).tolist()
         self.prompts = order[OTHERS:]
+        others = rows[order[:OTHERS]]
         trainer.model.train()
-        examples = [rows[row] for row in order[:OTHERS]]
-        prompts = trainer._tokenize_prompts([example["prompt"] for example in examples])[0]
+        prompts, *_ = trainer._tokenize_prompts(others["prompt"])
         torch.manual_seed(seed)
-        solutions = [example["solution"] for example in examples]
-        self.parts = [*self._solutions(prompts, solutions), *self._own(prompts)]
-        self.counts: dict[str, int] = {}  # a policy may have no tags of its own
-        self.directions = {}
+        self.parts = [*self._solutions(prompts, others["solution"]), *self._own(prompts)]
+        self.counts: Counter[str] = Counter()
+        self.directions: Batch = {}
         for part in self.parts:
-            for name in TARGETS:
-                if name not in part:
-                    continue
-                count = int(part[name].sum())
-                self.counts[name] = self.counts.get(name, 0) + count
-                self.directions[name] = [torch.zeros_like(weight) for weight in self.weights]
-        for part in self.parts:
-            for name, value in self._targets(part).items():
-                gradients = torch.autograd.grad(value, self.weights, retain_graph=True)
-                for total, gradient in zip(self.directions[name], gradients, strict=True):
-                    total += gradient
+            logps, _ = trainer._logps_and_entropy(trainer.model, part)
+            for name in part.keys() & TARGETS:
+                gradient = self._gradient(logps[part[name]].sum())
+                self.directions[name] = self.directions.get(name, 0) + gradient
+                self.counts[name] += int(part[name].sum())
+        for name, count in self.counts.items():
+            self.directions[name] /= count
 
     def of_group(self, number: int) -> Row:
-        """The effects of one group, which the number determines: its facts, and objective -> target -> change in nats.
+        """The rewards of the group that the number determines, and its effects: objective -> target -> change in nats.
 
         A group of equal rewards has no effects: only the entropy term has a gradient there.
         """
@@ -120,54 +112,49 @@ class OneStep:
         row = trainer.train_dataset[self.prompts[number % len(self.prompts)]]
         with torch.no_grad():
             batch = trainer._generate_and_score_completions([row] * size)
-        facts: Row = {"group": number}
+        facts: Row = {"group": number, "effects": {}}
         for name in trainer.reward_func_names:
             rewards = trainer._logs["rewards"][name]
-            facts[name] = statistics.fmean([*rewards][-size:])
+            facts[name] = fmean([*rewards][-size:])
         advantages = batch["advantages"].float()
-        conflict = batch["conflict_mask"]
         if not advantages.any():
-            return facts | {"effects": {}}
+            return facts
+        mask = batch["completion_mask"]
         logps, token_entropy = trainer._logps_and_entropy(trainer.model, batch)
-        entropy = completion_entropy(token_entropy, batch["completion_mask"]).detach()
-        of_objective = coefficients(logps, entropy, batch["completion_mask"], conflict, advantages)
-        facts["conflict_tokens"] = conflict.sum().item() / size
-        facts["entropy"] = entropy.mean().item()
-        effects = {}
-        for name, of_token in of_objective.items():
-            if of_token.any():
-                gradient = torch.autograd.grad(logps, self.weights, of_token, retain_graph=True)
-                norm = _inner(gradient, gradient) ** 0.5
-                effects[name] = {"norm": norm}
-                for target, direction in self.directions.items():
-                    effects[name][target] = _inner(gradient, direction) / norm
-        return facts | {"effects": effects}
+        entropy = completion_entropy(token_entropy, mask).detach()
+        for name, loss in losses(logps, entropy, mask, batch["conflict_mask"], advantages).items():
+            update = self._gradient(-loss)
+            if update.any():
+                update /= update.norm()
+                changes = {target: (update @ direction).item() for target, direction in self.directions.items()}
+                facts["effects"][name] = changes
+        return facts
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        """Of the trained weights, one vector in float64."""
+        gradients = torch.autograd.grad(value, self.weights, retain_graph=True)
+        return parameters_to_vector(gradients).double()
 
     def _solutions(self, prompts: Ids, solutions: list[str]) -> Iterator[Batch]:
-        """Micro-batches of the reference solutions with the masks of their targets."""
+        """Micro-batches of the reference solutions."""
         tokenizer = self.trainer._tokenizer
         ids = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         completions = [[*row, tokenizer.eos_token_id] for row in ids]
         for batch, spans in self._batches(prompts, completions):
             valid = batch["completion_mask"]
-            _, _, opening, closing = spans.unbind(1)
-            answers = torch.stack([opening[:, 1], closing[:, 0]], dim=-1)  # between the tags
+            answers = spans.flatten(1)[:, 5:7]  # from the end of the opening tag to the start of the closing one
             tags = inside(spans, valid).any(1)
             answer = inside(answers[:, None], valid).any(1)
             yield batch | {"tags": tags, "answer": answer}
 
     def _own(self, prompts: Ids) -> Iterator[Batch]:
-        """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
+        """Micro-batches of the policy's own completions of the prompts that are in the format."""
         with torch.no_grad():
             completions, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
         texts = self.trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
-        of_prompts = []
-        in_format = []
-        for prompt, completion, text in zip(prompts, completions, texts, strict=True):
-            if self.format.follows_format(text):
-                of_prompts.append(prompt)
-                in_format.append(completion)
-        for batch, spans in self._batches(of_prompts, in_format):
+        in_format = [*map(self.format.follows_format, texts)]
+        of_prompts = [*compress(prompts, in_format)]
+        for batch, spans in self._batches(of_prompts, [*compress(completions, in_format)]):
             yield batch | {"own tags": inside(spans, batch["completion_mask"]).any(1)}
 
     def _batches(self, prompts: Ids, completions: Ids) -> Iterator[tuple[Batch, Tensor]]:
@@ -175,23 +162,11 @@ class OneStep:
         trainer = self.trainer
         tokenizer = trainer._tokenizer
         size = trainer.num_generations
+        device = trainer.accelerator.device
         for start in range(0, len(completions), size):
             rows = slice(start, start + size)
-            device = trainer.accelerator.device
             batch = padded_batch(prompts[rows], completions[rows], tokenizer.pad_token_id, device)
-            spans = tag_spans(tokenizer, batch["completion_ids"], batch["completion_mask"], self.format.tags)
-            if not spans[..., 1].all():
-                raise ValueError("a reference solution lacks a tag: one-step effects need all four")
-            yield batch, spans
-
-    def _targets(self, part: Batch) -> Batch:
-        """What a micro-batch adds to the mean of ln pi over the tokens of each target."""
-        logps, _ = self.trainer._logps_and_entropy(self.trainer.model, part)
-        means = {}
-        for name, count in self.counts.items():
-            if name in part:
-                means[name] = logps[part[name]].sum() / count
-        return means
+            yield batch, tag_spans(tokenizer, batch["completion_ids"], batch["completion_mask"], self.format.tags)
 
 
 def one_step_of(words: Words, checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:
@@ -219,24 +194,15 @@ def one_step_of(words: Words, checkpoint: Path | None, rewards_in: Callable[...,
     return OneStep(trainer, prompt_format)
 
 
-def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        total += (x * y).sum(dtype=torch.float64).item()
-    return total
-
-
-def write_effects(make: Callable[[], OneStep], path: Path, groups: int) -> Iterator[int]:
-    """Append the effects of groups 0 to ``groups`` - 1 to a JSON Lines file, without those that it has; each number."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    done = sum(line.endswith("\n") for line in lines)  # a kill may truncate the last one
-    if done >= groups:
+def write_effects(make: Callable[[], OneStep], path: Path, groups: int) -> None:
+    """Append the effects of groups 0 to ``groups`` - 1 to a JSON Lines file, without those that it has."""
+    lines = complete_lines(path)
+    if len(lines) >= groups:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(lines[:done]))
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
     one_step = make()
-    for number in range(done, groups):
-        line = json.dumps(one_step.of_group(number))
-        with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", buffering=1) as file:
+        for number in trange(len(lines), groups, desc=path.stem, unit=" groups"):
+            line = json.dumps(one_step.of_group(number))
             file.write(line + "\n")
-        yield number

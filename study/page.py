@@ -28,7 +28,7 @@ from study.compare import write_page as write_comparison_page
 from study.families import families, family_values
 from study.findings import findings
 from study.measures import STATISTICS, largest_loss, rounded
-from study.mechanism import effect_of, policy_title, store_mechanism
+from study.mechanism import store_mechanism
 from study.rendering import render
 from study.storage import read_origins, store
 from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
@@ -160,8 +160,7 @@ def page_of(summary: Values, template: str) -> str:
     """One of ``PAGES``, or the README's findings, from the values of summary.json."""
     claims = [*summary["claims"], *summary["smol"]["claims"]]
     by_name = {claim["name"]: claim for claim in claims}
-    functions = {"effect_of": effect_of, "title": policy_title}
-    return render(template, {**summary, **functions, "by_name": by_name, "decided": DECIDED})
+    return render(template, {**summary, "by_name": by_name, "decided": DECIDED})
 
 
 # Files

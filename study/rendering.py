@@ -11,7 +11,7 @@ VERBATIM = re.compile(r"\||!\[|#|<|```")
 
 
 def render(template: str, values: Row) -> str:
-    """A page in Markdown, from ``template`` next to this file.
+    """A page in Markdown, or a text for the screen, from ``template`` next to this file.
 
     Raises:
         jinja2.UndefinedError: If the template names a value that is missing.
@@ -22,7 +22,8 @@ def render(template: str, values: Row) -> str:
     pages = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return wrapped(pages.get_template(template).render(values))
+    text = pages.get_template(template).render(values)
+    return wrapped(text) if template.endswith(".md") else text.rstrip()
 
 
 def wrapped(page: str) -> str:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.reference import length_mask
 from helpers.results import files_up_to
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gtpo.prompts import TAGS
 from gtpo.runs.directory import to_argv
 from rewards import rewards_in
-from study import one_step
-from study.one_step import OneStep, coefficients, one_step_of, write_effects
+from study.one_step import TARGETS, OneStep, losses, one_step_of, write_effects
 
 LENGTHS = (2, 4, 5)
 WIDTH = 5
@@ -26,7 +26,8 @@ def test_the_coefficients_of_each_objective_computed_by_hand() -> None:
     advantages = torch.tensor([1.0, 0.5, -1.5])
     entropy = torch.tensor([0.2, 0.9, 0.4])  # the second is above ln 2
     logps = -torch.rand(3, WIDTH, generator=torch.Generator().manual_seed(0))
-    found = coefficients(logps, entropy, mask, conflict, advantages, gamma=0.1)
+    leaf = logps.requires_grad_()
+    found = losses(leaf, entropy, mask, conflict, advantages, gamma=0.1)
     rows = mask / (3 * torch.tensor(LENGTHS)[:, None])  # 1 / (G |o_i|) on the tokens
     signed = rows * advantages[:, None]
     strength = torch.tensor([1.0 - 0.02, 0.0, -1.5 - 0.04])  # delta_i (A_i - gamma <H>_i)
@@ -36,12 +37,12 @@ def test_the_coefficients_of_each_objective_computed_by_hand() -> None:
     expected = {
         "GRPO": signed,
         "GTPO": gtpo,
-        "entropy term": -0.1 * rows * entropy[:, None],
         "GRPO, A > 0": signed.clamp(min=0),
     }
     assert set(found) == set(expected)
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, msg=name)
+        [gradient] = torch.autograd.grad(found[name], leaf)
+        torch.testing.assert_close(-gradient, values, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -66,35 +67,35 @@ def means(effects: OneStep) -> dict[str, float]:
     found = dict.fromkeys(effects.counts, 0.0)
     with torch.no_grad():
         for part in effects.parts:
-            for name, value in effects._targets(part).items():
-                found[name] += value.item()
+            logps, _ = effects.trainer._logps_and_entropy(effects.trainer.model, part)
+            for name in part.keys() & TARGETS:
+                found[name] += logps[part[name]].sum().item() / effects.counts[name]
     return found
 
 
 @pytest.mark.slow
 def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of norm 0.05 along the gradient of GRPO and of the entropy term, which autograd is asked for."""
+    """Steps of norm 0.05 along the gradients of GRPO and of its rewarded completions, which autograd is asked for."""
     effects = OneStep(trainer)
     step = 0.05
     gradients = []
-    monkeypatch.setattr(one_step, "_inner", lambda a, b: gradients.append(a) or inner(a, b))
-    inner = lambda a, b: sum((x * y).sum().item() for x, y in zip(a, b, strict=True))  # noqa: E731
+    gradient_of = effects._gradient
+    monkeypatch.setattr(
+        effects, "_gradient", lambda loss: gradients.append(found := gradient_of(loss)) or found.clone()
+    )
     found = group_with_variance(effects)
     start = means(effects)
-    weights = [weight.detach().clone() for weight in effects.weights]
-    of_objective = dict(zip(found["effects"], gradients[:: 1 + len(effects.counts)], strict=True))
+    weights = parameters_to_vector(effects.weights).detach()
+    of_objective = dict(zip(found["effects"], gradients, strict=True))
     largest = 0.0
-    for name in ("GRPO", "entropy term"):
-        with torch.no_grad():
-            norm = inner(of_objective[name], of_objective[name]) ** 0.5
-            for weight, part in zip(effects.weights, of_objective[name], strict=True):
-                weight += step * part / norm
-            for target, value in means(effects).items():
-                effect = found["effects"][name][target]
-                assert (value - start[target]) / step == pytest.approx(effect, rel=0.1, abs=5e-4), (name, target)
-                largest = max(largest, abs(effect))
-            for weight, stored in zip(effects.weights, weights, strict=True):
-                weight.copy_(stored)
+    for name in ("GRPO", "GRPO, A > 0"):
+        direction = of_objective[name] / of_objective[name].norm()
+        vector_to_parameters(weights + step * direction.float(), effects.weights)
+        for target, value in means(effects).items():
+            effect = found["effects"][name][target]
+            assert (value - start[target]) / step == pytest.approx(effect, rel=0.1, abs=5e-4), (name, target)
+            largest = max(largest, abs(effect))
+        vector_to_parameters(weights.clone(), effects.weights)
     assert largest > 0.01  # or the tolerance would accept everything
 
 
@@ -119,13 +120,17 @@ def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
 @pytest.mark.slow
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
-    make = lambda: OneStep(trainer)  # noqa: E731
+    made = []
+    make = lambda: made.append(OneStep(trainer)) or made[-1]  # noqa: E731
     cut = tmp_path / "cut.jsonl"
-    assert list(write_effects(make, whole, 3)) == [0, 1, 2]
+    write_effects(make, whole, 3)
     lines = whole.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["group"] for line in lines] == [0, 1, 2]
     cut.write_text(lines[0] + lines[1][:40])  # killed while it wrote the second line
     with files_up_to(len(lines[0]) - 1), pytest.raises(OSError, match="File too large"):
-        list(write_effects(make, cut, 3))
-    assert list(write_effects(make, cut, 3)) == [1, 2]
+        write_effects(make, cut, 3)
+    write_effects(make, cut, 3)
     assert [json.loads(line) for line in cut.read_text().splitlines()] == [json.loads(line) for line in lines]
-    assert list(write_effects(make, cut, 3)) == []
+    assert len(made) == 2
+    write_effects(make, cut, 3)
+    assert len(made) == 2  # nothing is left
