@@ -143,7 +143,7 @@ LIMITS = {
     "models": Limit(7_950, 9.80),
     "reports": Limit(6_430, 10.18),
     "runs": Limit(5_190, 9.75),
-    "training": Limit(18_100, 9.90),
+    "training": Limit(16_910, 9.90),
     "": Limit(3_850, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(99_560, 10.00)

@@ -2,7 +2,7 @@
 
     python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
 
-``HTML(group_html(trainer.inspect_group(0)))`` shows a group in a notebook.
+``HTML(group_html(read_group(table, G, rewards)[1]))`` shows a group in a notebook.
 """
 
 import argparse

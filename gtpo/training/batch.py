@@ -66,14 +66,13 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
 
 
 @contextmanager
-def isolated_rng(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Inside, Python, NumPy and PyTorch start from a seed, if there is one; afterwards they are where they were."""
+def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, Python, NumPy and PyTorch start from a seed; afterwards they are where they were."""
     python = random.getstate()
     numpy = np.random.get_state()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        if seed is not None:
-            set_seed(seed)
+        set_seed(seed)
         try:
             yield
         finally:

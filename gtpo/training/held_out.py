@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import trl
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput
 
 from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
 from gtpo.training.batch import isolated_rng
+from gtpo.training.record import Recorder
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
@@ -46,6 +47,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
 
     _logs: Any  # TRL's
     log_completions: bool
+    recorder: Recorder
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -66,22 +68,18 @@ class HeldOutEvaluation(trl.GRPOTrainer):
                 self._store_last_completion()
         return metrics
 
-    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
-        """The metrics of other rows, without predictions; training continues as without it."""
-        with self._undisturbed():
-            return super().predict(*args, **kwargs)
-
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Inside, random numbers are those of the seed and the table is not written; afterwards both are as before."""
-        training, shown = copy.deepcopy(self._logs), self.log_completions
-        self.log_completions = False
+        training = copy.deepcopy(self._logs)
+        shown, self.log_completions = self.log_completions, False
+        recorder, self.recorder = self.recorder, Recorder(self)
         try:
             seed = self.args.seed + self.accelerator.process_index
-            with isolated_rng(seed, self.accelerator.device), self.recorder.aside():
+            with isolated_rng(seed, self.accelerator.device):
                 yield
         finally:
-            self._logs, self.log_completions = training, shown
+            self._logs, self.log_completions, self.recorder = training, shown, recorder
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Transformers' loop; the metrics of its batches get the prefix, where TRL always writes ``eval_``."""
@@ -107,10 +105,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(rows, str):
             rows = self.eval_dataset[rows]
-        if rows is None:
-            raise ValueError("Trainer: evaluation requires an eval_dataset.")
-        if not isinstance(rows, Sized):
-            rows = list(rows)  # a stream
         batches = eval_batches(
             len(rows),
             self.num_generations_eval,
@@ -122,10 +116,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         prompts = iter([count for _, count in batches])
         collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
         return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(prompts)))
-
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """The batches of :meth:`predict`."""
-        return self.get_eval_dataloader(test_dataset)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""

@@ -17,7 +17,7 @@ from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Row, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
-from gtpo_loss import filter_is_on
+from gtpo_loss import completion_entropy, filter_is_on
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class InitialEntropy(TrainerCallback):
     """<H>_ini of a trainer's policy: ``--initial_entropy``, or measured before step 0, never on a trained policy.
 
     The measurement has its own random numbers: it gives the same value, and training samples the same groups, whenever
-    it happens. Training starts with it; an evaluation or ``inspect_group`` before training needs it earlier.
+    it happens. Training starts with it; an evaluation before training needs it earlier.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -96,6 +96,7 @@ class InitialEntropy(TrainerCallback):
         last = len(rows) - 1
         mine = [rows[min(i, last)] for i in range(first, first + share)]  # the same number on each
         chunk = self._rows_at_once(share)
+        rows_at_once = trainer.args.per_device_train_batch_size
         entropies: list[float] = []
         with (
             isolated_rng(trainer.args.seed + rank, accelerator.device),
@@ -107,7 +108,8 @@ class InitialEntropy(TrainerCallback):
                 prompt_ids, images, fields = trainer._tokenize_prompts(questions)
                 completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
-                entropies += trainer.mean_entropies(batch).tolist()
+                _, token_entropy = trainer.scores(trainer.model_wrapped, batch, rows_at_once)
+                entropies += completion_entropy(token_entropy, batch["completion_mask"]).tolist()
                 lengths = batch["completion_mask"].sum(1).tolist()
                 bar.count_completions([{"tokens": length} for length in lengths])
         return gather_object(entropies)[: len(rows)]

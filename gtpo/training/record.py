@@ -1,9 +1,7 @@
-"""What a step leaves in the metrics and in the table of completions, and one group for notebooks: not the loss."""
+"""What a step leaves in the metrics and in the table of completions: not the loss."""
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +9,13 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gtpo.reports.html import Group
-from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, isolated_rng, log_metrics
+from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts, push_metrics
 
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
-# State of TRL's trainer that a training step changes, besides the policy.
-_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
 
 
 class Measured(NamedTuple):
@@ -161,71 +156,9 @@ class Recorder:
         weights = torch.tensor(self.token_weights, dtype=torch.float32, device=whole.ids.device)
         log_metrics(self.trainer, push_metrics(whole, weights, self.trainer.gtpo.conflict_positive_weight))
 
-    def group(self, row: int) -> Group:
-        """One group as a training step sees it, without training on it (``inspect_group`` of the trainer)."""
-        trainer, was_training = self.trainer, self.trainer.model.training
-        trainer.model.train()  # groups of training mode; there is no dropout
-        example = trainer.train_dataset[row]
-        group_size = trainer.num_generations
-        try:
-            with self._unlogged(), isolated_rng(None, trainer.accelerator.device), torch.no_grad():
-                batch = trainer._generate_and_score_completions([example] * group_size)
-                table = trainer._logs["rewards"]
-                rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
-                scores = trainer.scores(batch)
-                _, measured = trainer.objective(*scores, batch)
-        finally:
-            trainer.model.train(was_training)
-        ids = batch["completion_ids"]
-        valid = batch["completion_mask"]
-        prompts = _unpadded(batch["prompt_ids"], batch["prompt_mask"])
-        tokenizer = trainer.processing_class
-        return Group(
-            prompt=tokenizer.decode(prompts[0]),
-            tokens=[_token_texts(tokenizer, tokens) for tokens in _unpadded(ids, valid)],
-            rewards=rewards,
-            advantages=batch["advantages"].tolist(),
-            weights=_unpadded(_filled(measured.weights, 1.0, scores[0]), valid),
-            entropy=measured.entropy.tolist(),
-            keep=_filled(measured.keep, 1.0, measured.entropy).tolist(),
-            messages=messages(example),
-            gold_answer=gold_answer(example),
-            cut_off=cut_off(trainer, ids, valid),
-        )
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Inside, other rollouts may be recorded; afterwards those of training are at hand again."""
-        own = self.pushed, self.token_weights
-        try:
-            yield
-        finally:
-            self.pushed, self.token_weights = own
-
-    @contextmanager
-    def _unlogged(self) -> Iterator[None]:
-        """Inside, a step may be generated and scored; afterwards nothing of it is logged or counted."""
-        trainer = self.trainer
-        logged = copy.deepcopy({name: getattr(trainer, name) for name in _LOGGED})
-        tokens_seen = trainer.state.num_input_tokens_seen
-        try:
-            with self.aside():
-                yield
-        finally:
-            vars(trainer).update(logged)
-            trainer.state.num_input_tokens_seen = tokens_seen
-
 
 def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:
     return torch.full_like(like, default) if values is None else values
-
-
-def _unpadded(rows: Tensor, valid: Tensor) -> list[list[Any]]:
-    """The values of each row on its tokens. Shape (B, T) each."""
-    unpadded = []
-    for row, own in zip(rows, valid.bool(), strict=True):
-        unpadded.append(row[own].tolist())
-    return unpadded
 
 
 def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> list[Ids]:
@@ -261,13 +194,3 @@ def messages(row: Row) -> list[dict[str, str]] | None:
 def gold_answer(row: Row) -> str | None:
     """The answer in the data; None where it has none."""
     return None if row.get("answer") is None else str(row["answer"])
-
-
-def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text of each token after the one before it: some tokenizers drop a leading space otherwise."""
-    alone = [tokenizer.decode([token]) for token in ids]
-    texts = alone[:1]
-    for t in range(1, len(ids)):
-        pair = tokenizer.decode(ids[t - 1 : t + 1])
-        texts.append(pair[len(alone[t - 1]) :])
-    return texts

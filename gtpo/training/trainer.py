@@ -6,7 +6,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
   stays in the batch while TRL shuffles the rows and splits them into micro-batches.
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
-* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
+* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps R_i of all processes.
 * ``training_step``, ``_prepare_inputs``: ``gtpo/training/halving.py``, where the first micro-batch does not fit.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
@@ -21,7 +21,7 @@ import inspect
 import logging
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,11 +40,10 @@ from gtpo.forward.hidden_states import NAMES, Route, completion_places, host_mas
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
-from gtpo.processes import any_process, gather_full_parameter, is_main_process, refuse_data_parallel
-from gtpo.reports.html import Group
-from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, plain_bar, until_end
+from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_parallel
+from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
-from gtpo.training.callbacks import check_rewards, non_finite_error
+from gtpo.training.callbacks import check_rewards
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.halving import Halving
@@ -70,8 +69,6 @@ from gtpo_loss import (
 )
 
 logger = logging.getLogger(__name__)
-
-NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
 class GRPOTrainer(HeldOutEvaluation, Halving):
@@ -157,23 +154,9 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         return batch
 
     def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        completion_ids = logprobs = failure = None
-        try:
-            if self._generates_with_transformers():
-                completion_ids = self._sample(prompt_ids)
-            else:
-                completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        except RuntimeError as error:
-            if not any(text in str(error) for text in NAN_PROBABILITIES):
-                raise
-            failure = error
-        # vLLM samples from NaN without an error; TRL then has None for the log-probability
-        unscored = any(row and set(row) == {None} for row in logprobs or ())
-        is_lost = "device-side assert" in str(failure)  # no collective works after it
-        if is_lost or any_process(unscored or failure is not None, self.accelerator.device):
-            rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
-            raise non_finite_error("the probability of a sampled token", self, rows=rows) from failure
-        return completion_ids, logprobs
+        if self._generates_with_transformers():
+            return self._sample(prompt_ids), None
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _generates_with_transformers(self) -> bool:
         """Whether ``gtpo/forward/generation.py`` generates: no engine, no beams, and weights that are not sharded."""
@@ -224,30 +207,11 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it
         return rewards
 
-    def inspect_group(self, row: int) -> Group:
-        """Generate and score G completions of a row of ``train_dataset`` as a training step does, without training.
-
-        Nothing is logged or counted, and the state of the random generators is restored: a run is the same with and
-        without the call, and a second call returns the same completions. Of one process.
-        """
-        return self.recorder.group(row)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
-        # truncate a table that no resumed run repeats.
-        shown, self.log_completions = self.log_completions, self.log_completions and "train_runtime" not in logs
-        try:
-            super().log(logs, start_time)
-        finally:
-            self.log_completions = shown
-
     # The objective
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        if return_outputs:
-            raise ValueError("GRPOTrainer returns no outputs: call compute_loss without return_outputs.")
         is_ours = inspect.unwrap(type(self).objective) in (GRPOTrainer.objective, GTPOTrainer.objective)
         grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
@@ -341,20 +305,10 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         widths = [input_ids.shape[1] - logits_to_keep, logits_to_keep]
         (prompt, completion), (prompt_mask, mask) = (x.split(widths, 1) for x in (input_ids, attention_mask))
         batch = dict(zip(NAMES, (prompt, prompt_mask, completion, mask), strict=True))
-        parts = math.ceil(len(input_ids) / rows)
-        with plain_bar("scoring", parts, disable=not is_main_process(), **PHASE) as bar:
-            return *self.scores(batch, model, rows, bar.update), None
+        return *self.scores(model, batch, rows), None
 
-    def scores(
-        self,
-        batch: Batch,
-        model: Any = None,
-        rows: int | None = None,
-        on_part: Callable[[], Any] = lambda: None,
-    ) -> Scores:
-        """ln pi and H of the completion tokens, by micro-batches of ``rows``, those of training. Shape (B, T) each."""
-        rows = rows or self.args.per_device_train_batch_size
-        model = self.model_wrapped if model is None else model
+    def scores(self, model: Any, batch: Batch, rows: int) -> Scores:
+        """ln pi and H of the completion tokens, by micro-batches of ``rows``. Shape (B, T) each."""
         logps = []
         entropies = []
         for part in zip(*(batch[name].split(rows) for name in NAMES), strict=True):
@@ -362,7 +316,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             logp, entropy = self._logps_and_entropy(model, inputs)
             logps.append(logp)
             entropies.append(entropy)
-            on_part()
         return torch.cat(logps), torch.cat(entropies)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -371,11 +324,6 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if model is None and len(getattr(policy, "peft_config", ())) > 1:
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
-
-    def mean_entropies(self, batch: Batch) -> Tensor:
-        """<H>_i. Shape (B,)."""
-        _, token_entropy = self.scores(batch)
-        return completion_entropy(token_entropy, batch["completion_mask"])
 
     def _logps_and_entropy(self, model: Any, inputs: Batch, grad_rows: Tensor | None = None) -> Scores:
         """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""

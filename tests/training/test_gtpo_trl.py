@@ -16,6 +16,7 @@ from helpers.scripts import ROOT
 from pytest import MonkeyPatch
 
 from examples.gtpo_trl import GTPOConfig
+from gtpo_loss import completion_entropy
 
 ATOL = 1e-6  # on weights after three steps at learning rate 0.03; observed 3e-8
 STEPS = {"max_steps": 3}
@@ -98,7 +99,9 @@ def test_the_initial_entropy_is_measured_once_before_training(rows: int, tiny: P
     chunks = [range(start, min(start + rows, 8)) for start in range(0, 8, rows)]  # 8 prompts, canned by their place
     prompts = untrained._tokenize_prompts(list(untrained.train_dataset["prompt"]))[0]
     completions = [canned_group(1000, size=len(chunk))[place] for chunk in chunks for place in range(len(chunk))]
-    entropies = untrained.mean_entropies(batch_of(prompts, completions)).tolist()
+    batch = batch_of(prompts, completions)
+    _, token_entropy = untrained.scores(untrained.model, batch, rows)
+    entropies = completion_entropy(token_entropy, batch["completion_mask"]).tolist()
     canned = trainer._generate_single_turn
     trainer._generate_single_turn = lambda *args, **kwargs: (torch.rand(1), canned(*args, **kwargs))[1]  # as a sampler
     before = torch.random.get_rng_state()

@@ -83,9 +83,6 @@ def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
     group = read_group(tables[1], GROUP, ["reward_parity"])[1]
     assert (group.messages, group.gold_answer) == (prompts[1], "2")
     assert group.cut_off == [i % 3 == 0 for i in range(GROUP)]
-    live = trainer.inspect_group(3)
-    assert (live.messages, live.gold_answer) == (prompts[3], "4")
-    assert live.cut_off == [i % 3 == 0 for i in range(GROUP)]
 
 
 def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from accelerate import Accelerator
@@ -381,23 +380,6 @@ def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
     rewards = [lambda completions, values=values, **_: values for values in columns]
     batch = batch_of(make_trainer(method, tiny, tmp_path, rewards=rewards, multi_objective_aggregation=way))
     assert (batch["advantages"][0].item() == 0) is (way == "sum_then_normalize")
-
-
-def test_no_table_of_completions_is_written_after_the_last_checkpoint(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    """A kill while a table is written truncates it; a resumed run repeats the steps after its checkpoint, no others."""
-    events, write = [], pandas.DataFrame.to_parquet
-    monkeypatch.setattr(
-        pandas.DataFrame, "to_parquet", lambda table, path: (events.append(Path(path).name), write(table, path))
-    )
-    shown = {"log_completions": True, "num_completions_to_print": 0, "save_strategy": "steps", "save_steps": 1}
-    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=2, **shown)
-    save = trainer._save_checkpoint
-    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *args: (events.append("checkpoint"), save(*args)))
-    trainer.train()
-    assert events == ["completions_00001.parquet", "checkpoint", "completions_00002.parquet", "checkpoint"]
-    assert trainer.log_completions and "train_runtime" in trainer.state.log_history[-1]
 
 
 # <H>_ini
