@@ -26,9 +26,9 @@ from paper.runner import run_all, slots_of
 from paper.slurm import run_missing
 from paper.states import state_of, table
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
+from study.claims import find_claims, report, work_of
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
 from study.mechanism import measure, policies_of
-from study.one_claim import claim_list, find_claims, report, work_of
 from study.page import write_page as write_pages
 from study.rendering import render
 
@@ -110,18 +110,19 @@ def mechanism(flags: Flags) -> list[str]:
 
 def claim(flags: Flags) -> list[str]:
     """Single claims: the runs that they read, and their verdicts."""
-    if not flags.names:
-        print(claim_list())
-        return []
     matrix = load_matrix()
     claims = find_claims(flags.names)
+    if not flags.names:
+        for claim in claims:
+            print(claim.name, claim.claim, sep="\n    ")
+        return []
     seeds = flags.seeds or seeds_of_all(matrix, "tiny")
     works = work_of(matrix, claims, seeds)
     if flags.list:
         print(table(matrix, [], "tiny", *works))
         return []
     results, failures = run_missing("tiny", *works, flags.jobs)
-    print(*report(matrix, claims, results, seeds), sep="\n")
+    print(report(matrix, claims, results, seeds))
     return failures
 
 

@@ -1,15 +1,32 @@
-"""The paper's claims, rows of ``study/claims.yaml``: the margin of one seed, positive if the paper is right."""
+"""The paper's claims, rows of ``study/claims.yaml``: what they measure, their verdicts, and the runs that they need.
 
+A verdict is by the 95 % interval of the mean margin over the seeds, paired by seed.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
+from gtpo.reports.curves import Interval, interval
+from paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
+from paper.results import Results
+from study import Row, Seeds, Words
+from study.comparison import sign_flip_p
 from study.measures import Measure, SeedRuns
+from study.rendering import render
 
-Side = Measure | float
 SCALES = {"conflict_push": 1000}  # units per unit of the metric
+SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
+FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing
+SMALL, NOT_COUNTED = "no large difference", "not counted"
+Sides = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -18,74 +35,52 @@ class Claim:
 
     Attributes:
         name: Its figure and what it says.
-        sentence: The claim for readers.
-        unit: Of the margin, a key of :data:`study.verdicts.SIZES`.
+        claim: What it says, for readers.
+        unit: Of the margin, a key of :data:`SIZES`.
         pairs: Measures or thresholds, (more, less); the margin is the mean over them.
         allowed: How far ``more`` may be below ``less``, in points; this makes it a claim about a threshold.
         not_counted: Why a verdict would be meaningless; else empty.
     """
 
     name: str
-    sentence: str
+    claim: str
     unit: str
-    pairs: tuple[tuple[Side, Side], ...]
+    pairs: tuple[tuple[Measure, Measure], ...]
     allowed: float = 0.0
     not_counted: str = ""
 
     @property
     def measures(self) -> list[Measure]:
-        sides = [side for pair in self.pairs for side in pair]
-        return [side for side in sides if isinstance(side, Measure)]
+        return [side for side in chain(*self.pairs) if side.runs]
 
     @property
     def runs(self) -> list[str]:
         """The names of the runs that it reads."""
-        names: dict[str, None] = {}
-        for measure in self.measures:
-            names |= dict.fromkeys(name.removesuffix("@best") for name in measure.runs)
-        return [*names]
+        names = chain(*(measure.runs for measure in self.measures))
+        return [*dict.fromkeys(name.removesuffix("@best") for name in names)]
 
     @property
     def compares_runs(self) -> bool:
         """Whether it is about a difference between runs; the other claims are about a threshold."""
         return not self.allowed and len(self.measures) == 2 * len(self.pairs)
 
-    @property
-    def measured_side(self) -> int | None:
-        """Which of (more, less) is measured if the other one is a number: 0 or 1; None if both are measured."""
-        [more, less], *_ = self.pairs
-        if isinstance(more, float):
-            return 1
-        return 0 if isinstance(less, float) else None
-
-    def sides(self, runs: SeedRuns) -> tuple[float, float]:
+    def sides(self, runs: SeedRuns) -> Sides:
         """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
-        more = less = 0.0
-        for pair in self.pairs:
-            of_more, of_less = (_value(side, runs) for side in pair)
-            more += of_more
-            less += of_less
+        of_more = of_less = 0.0
+        for more, less in self.pairs:
+            of_more += more.value(runs)
+            of_less += less.value(runs)
         unit = SCALES.get(self.measures[0].name, 1)
         scale = unit / len(self.pairs)
-        return scale * more, scale * less
-
-    def margin(self, runs: SeedRuns) -> float:
-        """The margin of one seed; positive supports the claim."""
-        more, less = self.sides(runs)
-        return more - less + self.allowed
-
-
-def _value(side: Side, runs: SeedRuns) -> float:
-    return side.value(runs) if isinstance(side, Measure) else side
+        return scale * of_more, scale * of_less
 
 
 @cache
-def read_claims() -> dict[str, tuple[Claim, ...]]:
+def read_claims(file: str = "claims.yaml") -> dict[str, list[Claim]]:
     """Figure -> its claims, in the order of the page."""
     claims = {}
-    by_figure = read_yaml(Path(__file__).with_name("claims.yaml"))
-    for figure, rows in by_figure.items():
-        claims[figure] = tuple(_claim(**row) for row in rows)
+    for figure, rows in read_yaml(Path(__file__).with_name(file)).items():
+        claims[figure] = [_claim(**row) for row in rows]
     return claims
 
 
@@ -94,15 +89,160 @@ def _claim(name: str, claim: str, unit: str, more: Any, less: Any, **options: An
     return Claim(name, claim, unit, pairs, **options)
 
 
-def _sides(value: Any) -> list[Side]:
+def _sides(value: Any) -> list[Measure]:
     """Thresholds and measures, one or a list, such as ``{late: accuracy, of: [gtpo]}``."""
-    found: list[Side] = []
+    found = []
     for side in value if isinstance(value, list) else [value]:
         if not isinstance(side, dict):
-            found.append(float(side))
+            found.append(Measure(threshold=float(side)))
             continue
-        runs = tuple(side["of"])
         [kind] = side.keys() - {"of"}
-        words = (kind, side[kind]) if "@" in kind else (side[kind], kind)
-        found.append(Measure(*words, runs))
+        name, of = side[kind], kind
+        if "@" in kind:
+            name, of = of, name
+        found.append(Measure(name, of, tuple(side["of"])))
     return found
+
+
+# Verdicts
+
+
+def verdict(margins: Sequence[float], size: float | None) -> str:
+    """Whether a claim holds.
+
+    Args:
+        margins: One per seed; positive supports the claim.
+        size: For a claim that compares runs, the size of a small difference; None for a claim about one method against
+            a threshold.
+
+    Returns:
+        "not run" or "too few seeds"; "holds" if the interval is above 0; "does not hold" if it is below 0; "no large
+        difference" if it has 0 in it and is within ± ``size``; "undecided" otherwise.
+    """
+    found = interval(margins)
+    if found is None:
+        return "too few seeds" if margins else "not run"
+    if found.low > 0:
+        return "holds"
+    if found.high < 0:
+        return "does not hold"
+    return SMALL if is_small(found, size) else "undecided"
+
+
+def is_small(found: Interval | None, size: float | None) -> bool:
+    """Whether an interval is within the size of a small difference."""
+    if found is None or size is None:
+        return False
+    return max(-found.low, found.high) < size
+
+
+def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
+    """A claim with the margin of each seed that has its runs, their mean and interval, and the verdict.
+
+    ``difference`` is the mean without what the claim allows; ``value`` and ``threshold`` are both sides of a claim
+    about a threshold, None of others; ``is_small``: the interval is within the size of a small difference; ``why``: why
+    a verdict is not counted.
+    """
+    margins = {}
+    sides = []
+    for seed in seeds:
+        with suppress(KeyError):
+            more, less = claim.sides(SeedRuns(results, seed, window))
+            margins[str(seed)] = round(more - less + claim.allowed, 4)
+            sides.append((more, less))
+    values = [*margins.values()]
+    found = interval(values)
+    size = SIZES[claim.unit] if claim.compares_runs else None
+    why = claim.not_counted
+    if found and claim.compares_runs:
+        why = why or _floor(claim, sides) or _inactive(claim, results, seeds)
+    row: Row = {
+        "name": claim.name,
+        "claim": claim.claim,
+        "runs": claim.runs,
+        "unit": claim.unit,
+        "size": size,
+        "margins": margins,
+        "exact_p": sign_flip_p(values),
+        "is_small": is_small(found, size),
+        "verdict": NOT_COUNTED if found and why else verdict(values, size),
+        "why": why,
+    }
+    for name, number in _numbers(claim, sides, found).items():
+        row[name] = None if number is None else round(number, 4)
+    return row
+
+
+def _numbers(claim: Claim, sides: Sequence[Sides], found: Interval | None) -> Row:
+    numbers: Row = dict.fromkeys(("mean", "difference", "half_width", "value", "threshold"))
+    if found:
+        numbers["mean"] = found.mean
+        numbers["difference"] = found.mean - claim.allowed
+        numbers["half_width"] = found.half_width
+    [more_side, less_side], *_ = claim.pairs
+    if sides and not (more_side.runs and less_side.runs):
+        means = [*map(fmean, zip(*sides, strict=True))]
+        if not more_side.runs:
+            means.reverse()
+        numbers["value"], numbers["threshold"] = means
+    return numbers
+
+
+def _floor(claim: Claim, sides: Sequence[Sides]) -> str:
+    """Whether both sides are accuracies at the floor."""
+    for measure in claim.measures:
+        if measure.name != "accuracy" and not measure.benchmark:
+            return ""
+    means = map(fmean, zip(*sides, strict=True))
+    return f"both below {FLOOR:g} %" if max(means) < FLOOR else ""
+
+
+def _inactive(claim: Claim, results: Results, seeds: Seeds) -> str:
+    """Whether most of the runs that are compared are equal step by step: what they differ in did not act."""
+    equal = []
+    for seed, (more, less) in product(seeds, claim.pairs):
+        for a, b in product(more.runs, less.runs):
+            if a == b:  # the start and the end of one run
+                continue
+            with suppress(KeyError):
+                first = results.curve(a, seed, more.name)
+                second = results.curve(b, seed, less.name)
+                equal.append(first.tolist() == second.tolist())
+    return "most of the runs are equal" if sum(equal) > len(equal) / 2 else ""
+
+
+# A single claim, checked again with other seeds
+
+
+def find_claims(names: Words) -> list[Claim]:
+    """The claims of some names, without duplicates; of none all."""
+    known = {claim.name: claim for claim in chain(*read_claims().values())}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"claim {name!r} is unknown{nearest(name, known)}: `python -m study claim` lists them.")
+    return [known[name] for name in dict.fromkeys(names or known)]
+
+
+def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
+    """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
+    names = dict.fromkeys(chain(*(claim.runs for claim in claims)))
+    scored = set()  # runs and the benchmarks of their scores
+    for measure in chain(*(claim.measures for claim in claims)):
+        if measure.benchmark:
+            scored |= {(run.removesuffix("@best"), measure.benchmark) for run in measure.runs}
+    experiments = []
+    needed = []
+    for seed, name in product(dict.fromkeys(seeds), names):
+        work = experiment(matrix, "tiny", name, seed)
+        experiments.append(work)
+        needed += [(work, benchmark) for run, benchmark in sorted(scored) if run == name]
+    return experiments, plan_evaluations(matrix, "tiny", needed)
+
+
+def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seeds) -> str:
+    """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
+    rows = []
+    for claim in claims:
+        row = check(claim, results, seeds, matrix["tiny"]["window"])
+        rows.append({**row, "allowed": claim.allowed})
+    return render("claims.txt", {"rows": rows})

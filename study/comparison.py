@@ -11,7 +11,7 @@ import numpy as np
 from paper.figures import mean_of
 from paper.results import Results
 from study import Row, Seeds, Words
-from study.measures import SeedRuns, late, measure_of, rounded
+from study.measures import Curve, SeedRuns, measure_of, rounded
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
 MEANS = ("accuracy", "formatting", "entropy")
@@ -67,7 +67,7 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str,
             continue
         row: Row = {}
         for key in MEANS:
-            ends = [late(results.curve(name, seed, key)) for seed in found]
+            ends = [Curve(results.curve(name, seed, key)).late() for seed in found]
             row[key] = mean_of(ends)
         rows[name] = row | {"seeds": len(found)}
     return rows

@@ -8,7 +8,7 @@ from study import Row, Values, Words
 from study.bench import Comparison, read_experiments
 from study.compare import Found
 from study.comparison import add_holm, rate_rows
-from study.measures import LOST, SeedRuns, has_fallen, highest, late, quarters
+from study.measures import LOST, SeedRuns, has_fallen
 
 LEARNS = 5.0  # points above the base, in a trailing mean
 ENTROPY = 0.05  # nats that the last quarter of a lost run is above the first
@@ -30,15 +30,13 @@ class Rule:
     share: float | None = None
 
     def learns(self, runs: SeedRuns, name: str) -> bool:
-        accuracy = runs.curve(name, "accuracy")
-        return highest(accuracy, runs.window) >= self.base + LEARNS
+        return runs.curve(name, "accuracy").highest() >= self.base + LEARNS
 
     def falls(self, runs: SeedRuns, name: str) -> bool:
         """Whether a run has lost accuracy or formatting at its end."""
         limits = LOST
         if self.share is not None:
-            accuracy = runs.curve(name, "accuracy")
-            gain = highest(accuracy, runs.window) - self.base
+            gain = runs.curve(name, "accuracy").highest() - self.base
             limits = LOST | {"accuracy": self.share * max(gain, 0.0)}
         return has_fallen(runs, name, limits)
 
@@ -51,7 +49,7 @@ class Rule:
 def _rise(runs: SeedRuns, name: str) -> float:
     """The entropy of the last quarter minus that of the first."""
     entropy = runs.curve(name, "entropy")
-    return late(entropy) - quarters(entropy)[0]
+    return entropy.late() - entropy.early()
 
 
 def families() -> dict[str, Row]:
@@ -115,7 +113,7 @@ def admission(results: Results, window: int, rule: Rule, names: Words) -> dict[s
         row: Row = {"seeds": seeds}
         row |= {"learns": learns, "lost": lost, "admitted": is_admitted}
         for key in ("accuracy", "formatting"):
-            ends = [late(run.curve(name, key)) for run in runs]
+            ends = [run.curve(name, key).late() for run in runs]
             row[key] = [round(end, 1) for end in ends]
         row["entropy"] = [round(_rise(run, name), 3) for run in runs]
         rows[name] = row

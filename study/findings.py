@@ -23,20 +23,25 @@ def findings(found: Mapping[str, Results]) -> Row:
         found: Scale -> stored results.
     """
     specs = read_yaml(Path(__file__).with_name("findings.yaml"))
-    rows: Row = {"counts": {name: _count(found, **spec) for name, spec in specs["counts"].items()}}
+    rows: Row = {"counts": {}}
+    for name, spec in specs["counts"].items():
+        rows["counts"][name] = _count(found, **spec)
     for name, spec in specs["pairs"].items():
         rows[name] = []
         for pair in spec["pairs"]:
-            arms = _pair(found, pair["scale"], pair)
-            rows[name].append({"label": pair.get("label")} | arms.row(f"{spec['measure']} {pair['steps']}"))
+            measure = f"{spec['measure']} {pair['steps']}"
+            row = _pair(found, pair["scale"], pair).row(measure)
+            rows[name].append({"label": pair.get("label"), **row})
     for name, spec in specs["slopes"].items():
         pairs = [_pair(found, scale, spec) for scale in spec["scales"]]
-        rows[name] = slope_row([*spec["scales"].values()], pairs, spec["measure"])
+        shares = [*spec["scales"].values()]
+        rows[name] = slope_row(shares, pairs, spec["measure"])
     return rows
 
 
 def _pair(found: Mapping[str, Results], scale: str, spec: Row) -> Pair:
-    return Pair(found[scale], spec["arms"], numbers_of([spec["seeds"]]), WINDOW)
+    seeds = numbers_of([spec["seeds"]])
+    return Pair(found[scale], spec["arms"], seeds, WINDOW)
 
 
 def _count(found: Mapping[str, Results], scale: str, runs: str, window: int, **bounds: Sequence[float]) -> int:
@@ -46,6 +51,9 @@ def _count(found: Mapping[str, Results], scale: str, runs: str, window: int, **b
     for name, seed in results.runs:
         if re.fullmatch(runs, f"{name}-s{seed}"):
             of_run = SeedRuns(results, seed, window)
-            values = {measure: measure_of(measure, name).value(of_run) for measure in bounds}
-            number += all(low <= values[measure] < high for measure, (low, high) in bounds.items())
+            is_within = True
+            for measure, (low, high) in bounds.items():
+                value = measure_of(measure, name).value(of_run)
+                is_within &= low <= value < high
+            number += is_within
     return number

@@ -1,10 +1,9 @@
 """What a claim measures: means over parts of the training, steps, scores of the evaluation, of the runs of one seed."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
-from math import isfinite, isnan
+from collections.abc import Mapping
+from math import isfinite
 from statistics import fmean
+from typing import NamedTuple
 
 from pandas import Series
 
@@ -13,60 +12,76 @@ from paper.results import GREEDY, Results
 LOST = {"accuracy": 20.0, "formatting": 10.0}  # points from the highest trailing mean to the last quarter
 
 
-def trailing(values: Series, window: int) -> Series:
-    """The trailing mean over ``window`` steps, from the first full window on; of a shorter run its last one."""
-    means = values.rolling(window, min_periods=1).mean()
-    full = min(window, len(values)) - 1
-    return means.iloc[full:]
+class Curve(NamedTuple):
+    """A metric of a run by step, with its statistics; ``window``: steps of the trailing mean."""
 
+    values: Series
+    window: int = 1
 
-def quarters(values: Series) -> list[float]:
-    """The means over the four quarters of at least four values; of fewer, the values."""
-    parts = min(4, len(values))
-    size = len(values) / parts
-    bounds = [round(i * size) for i in range(parts + 1)]
-    means = []
-    for start, end in pairwise(bounds):
-        means.append(float(values.iloc[start:end].mean()))
-    return means
+    def of(self, statistic: str) -> float:
+        """The statistic of this name, or the mean over some steps: ``6-100``."""
+        first, _, last = statistic.partition("-")
+        if last:
+            return float(self.values.loc[int(first) : int(last)].mean())
+        return float(getattr(self, statistic)())
 
+    def early(self) -> float:
+        """Mean over the first quarter; of fewer than four values the first one."""
+        return float(self.values.iloc[: round(self._quarter)].mean())
 
-def late(values: Series, window: int = 1) -> float:
-    """Mean over the last quarter of the training."""
-    return quarters(values)[-1]
+    def late(self) -> float:
+        """Mean over the last quarter; of fewer than four values the last one."""
+        start = round(len(self.values) - self._quarter)
+        return float(self.values.iloc[start:].mean())
 
+    @property
+    def _quarter(self) -> float:
+        return max(1.0, len(self.values) / 4)
 
-def highest(values: Series, window: int) -> float:
-    return float(trailing(values, window).max())
+    def first_third(self) -> float:
+        return self.values.iloc[: len(self.values) // 3].mean()
 
+    def last_third(self) -> float:
+        return self.values.iloc[-(len(self.values) // 3) :].mean()
 
-def lowest(values: Series, window: int) -> float:
-    return float(trailing(values, window).min())
+    def mean(self) -> float:
+        return self.values.mean()
 
+    def highest(self) -> float:
+        """Of the trailing mean."""
+        return float(self.trailing().max())
 
-def fall(values: Series, window: int) -> float:
-    """The highest value of the trailing mean minus the mean over the last quarter."""
-    return highest(values, window) - late(values)
+    def lowest(self) -> float:
+        return self.trailing().min()
 
+    def fall(self) -> float:
+        """The highest value of the trailing mean minus the mean over the last quarter."""
+        return self.highest() - self.late()
 
-def largest_loss(values: Series, window: int) -> float:
-    """The largest fall of the trailing mean below an earlier value."""
-    means = trailing(values, window)
-    return float((means.cummax() - means).max())
+    def largest_loss(self) -> float:
+        """The largest fall of the trailing mean below an earlier value."""
+        means = self.trailing()
+        return (means.cummax() - means).max()
 
+    def rise_step(self) -> float:
+        """The step at which the trailing mean, also of the first steps, reaches half of its highest value."""
+        means = self._means()
+        return (means >= means.max() / 2).idxmax()
 
-def rise_step(values: Series, window: int) -> float:
-    """The step at which the trailing mean, also of the first steps, reaches half of its highest value."""
-    means = values.rolling(window, min_periods=1).mean()
-    return float((means >= means.max() / 2).idxmax())
+    def fall_step(self) -> float:
+        """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
+        means = self.trailing()
+        after = means.loc[means.idxmax() :]
+        middle = (after.iloc[0] + after.min()) / 2
+        return (after <= middle).idxmax()
 
+    def trailing(self) -> Series:
+        """The trailing mean from the first full window on; of a shorter run its last one."""
+        full = min(self.window, len(self.values)) - 1
+        return self._means().iloc[full:]
 
-def fall_step(values: Series, window: int) -> float:
-    """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
-    means = trailing(values, window)
-    after = means.loc[means.idxmax() :]
-    middle = (after.iloc[0] + after.min()) / 2
-    return float((after <= middle).idxmax())
+    def _means(self) -> Series:
+        return self.values.rolling(self.window, min_periods=1).mean()
 
 
 def rounded(value: float | None) -> float | None:
@@ -76,81 +91,42 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}")
 
 
-def statistic(of: str) -> Callable[[Series, int], float]:
-    """A key of ``STATISTICS``, or the mean over some steps: ``6-100``."""
-    if of in STATISTICS:
-        return STATISTICS[of]
-    first, last = map(int, of.split("-"))
-    return lambda values, window: float(values.loc[first:last].mean())
-
-
-def early(values: Series, window: int) -> float:
-    """Mean over the first quarter."""
-    return quarters(values)[0]
-
-
-def first_third(values: Series, window: int) -> float:
-    part = values.iloc[: len(values) // 3]
-    return float(part.mean())
-
-
-def last_third(values: Series, window: int) -> float:
-    part = values.iloc[-(len(values) // 3) :]
-    return float(part.mean())
-
-
-def mean(values: Series, window: int) -> float:
-    return float(values.mean())
-
-
-OF_QUARTERS = (early, late, fall)
-OF_OTHERS = (first_third, last_third, mean, highest, lowest, largest_loss, rise_step, fall_step)
-STATISTICS = {function.__name__: function for function in (*OF_QUARTERS, *OF_OTHERS)}
-
-
-@dataclass(frozen=True)
-class SeedRuns:
+class SeedRuns(NamedTuple):
     """The runs of one seed; ``window``: steps of the trailing mean. A missing run, metric or score is a KeyError."""
 
     results: Results
     seed: int
     window: int
 
-    def curve(self, name: str, metric: str) -> Series:
-        """A metric of a run by step."""
-        return self.results.curve(name, self.seed, metric)
+    def curve(self, name: str, metric: str) -> Curve:
+        """A metric of a run."""
+        return Curve(self.results.curve(name, self.seed, metric), self.window)
 
     def score(self, name: str, benchmark: str, score: str) -> float:
         """A score of the evaluation in percent, ``pass@32``."""
         scores = self.results.scores.loc[(name, benchmark, self.seed)]
-        value = float(scores[score])
-        if isnan(value):
-            raise KeyError(score)
-        return value
+        return float(scores.dropna()[score])
 
 
 def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
     """Whether a run ends so far below the highest trailing mean of a metric."""
-    falls = []
-    for metric, points in limits.items():
-        curve = runs.curve(name, metric)
-        falls.append(fall(curve, runs.window) >= points)
-    return any(falls)
+    over = [runs.curve(name, metric).fall() - points for metric, points in limits.items()]
+    return max(over) >= 0
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number per seed, the mean over some runs.
+class Measure(NamedTuple):
+    """A number per seed, the mean over some runs, or a threshold.
 
     Attributes:
         name: A metric of the training, or a score of the evaluation (``pass@32``, ``pass_lenient@1``).
-        of: The statistic of the metric, as for :func:`statistic`; the benchmark of a score.
-        runs: Their names.
+        of: The statistic of the metric, as for :meth:`Curve.of`; the benchmark of a score.
+        runs: Their names; empty for a threshold.
     """
 
-    name: str
-    of: str
-    runs: tuple[str, ...]
+    name: str = ""
+    of: str = ""
+    runs: tuple[str, ...] = ()
+    threshold: float = 0.0
 
     @property
     def benchmark(self) -> str | None:
@@ -159,13 +135,14 @@ class Measure:
 
     def value(self, runs: SeedRuns) -> float:
         """The number of one seed; raises as :class:`SeedRuns`."""
+        if not self.runs:
+            return self.threshold
         return fmean(self._of_run(runs, name) for name in self.runs)
 
     def _of_run(self, runs: SeedRuns, name: str) -> float:
         if self.benchmark:
             return runs.score(name, self.of, self.name)
-        curve = runs.curve(name, self.name)
-        return statistic(self.of)(curve, runs.window)
+        return runs.curve(name, self.name).of(self.of)
 
 
 def measure_of(text: str, run: str, benchmark: str = "arithmetic") -> Measure:

@@ -46,7 +46,8 @@ def policies_of(only: Words = ("",)) -> list[Policy]:
     every = []
     for model, spec in read_experiments()["mechanism"].items():
         comparison = Comparison(model, spec["comparison"])
-        run = comparison.run(comparison.bases[0], comparison.arms[0], comparison.rates[0], comparison.seeds[0])
+        base, arm = comparison.bases[0], comparison.arms[0]
+        run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
         for step in spec["steps"]:
             name = f"{model} step {step}" if step else f"{model} base"
             every.append(Policy(name, run, step, spec["groups"]))

@@ -89,7 +89,8 @@ class OneStep:
         trainer.model.train()
         prompts, *_ = trainer._tokenize_prompts(others["prompt"])
         torch.manual_seed(seed)
-        self.parts = [*self._solutions(prompts, others["solution"]), *self._own(prompts)]
+        self.parts = [*self._solutions(prompts, others["solution"])]
+        self.parts += self._own(prompts)
         self.counts: Counter[str] = Counter()
         self.directions: Batch = {}
         for part in self.parts:
@@ -126,8 +127,9 @@ class OneStep:
             update = self._gradient(-loss)
             if update.any():
                 update /= update.norm()
-                changes = {target: (update @ direction).item() for target, direction in self.directions.items()}
-                facts["effects"][name] = changes
+                changes = facts["effects"][name] = {}
+                for target, direction in self.directions.items():
+                    changes[target] = float(update @ direction)
         return facts
 
     def _gradient(self, value: Tensor) -> Tensor:

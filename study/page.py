@@ -22,16 +22,15 @@ from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, see
 from paper.results import METRICS_FILE, Results, read_results
 from study import Row, Seeds, Values
 from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
-from study.claims import read_claims
+from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
 from study.compare import draw_comparison, found_of
 from study.compare import write_page as write_comparison_page
 from study.families import families, family_values
 from study.findings import findings
-from study.measures import STATISTICS, largest_loss, rounded
+from study.measures import Curve, rounded
 from study.mechanism import store_mechanism
 from study.rendering import render
 from study.storage import read_origins, store
-from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
 
 RESULTS = Path("results")
 PLACES = {name: RESULTS / name for name in ("tiny", "smol_comparison", "collapse", "headroom")}  # of condensed runs
@@ -89,8 +88,7 @@ def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
     """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
     claims: list[Row] = []
     for figure, of_figure in read_claims().items():
-        if figure != "smol":
-            claims += [{"figure": figure} | check(claim, results, seeds, window) for claim in of_figure]
+        claims += [{"figure": figure} | check(claim, results, seeds, window) for claim in of_figure]
     by_verdict = Counter(claim["verdict"] for claim in claims)
     compared = [claim for claim in claims if claim["size"] and not claim["why"]]
     held = [claim for claim in claims if claim["verdict"] == "holds"]
@@ -112,13 +110,12 @@ def smol_values(results: Results) -> Row:
         runs[name] = {"seeds": seeds}
         for metric in ("formatting", "accuracy"):
             thirds = []
-            curves = [results.curve(name, seed, metric) for seed in seeds]
-            for third in (STATISTICS["first_third"], STATISTICS["last_third"]):
-                values = [third(curve, 1) for curve in curves]
-                thirds.append(_pair(values))
+            curves = [Curve(results.curve(name, seed, metric)) for seed in seeds]
+            for third in ("first_third", "last_third"):
+                thirds.append(_pair([curve.of(third) for curve in curves]))
             runs[name][metric] = thirds
     seeds = comparison.seeds
-    claims = [check(claim, results, seeds, comparison.window) for claim in read_claims()["smol"]]
+    claims = [check(claim, results, seeds, comparison.window) for claim in read_claims("smol_claims.yaml")["smol"]]
     filtered = [results.curve("gtpo", seed, "filtered_fraction") for seed in results.seeds("gtpo")]
     share = 100 * float(concat(filtered).mean()) if filtered else None
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": rounded(share)}
@@ -144,8 +141,8 @@ def _formatting_lost(results: Results, window: int) -> Row:
         if "-late-" in name or name == "sft":
             continue
         runs += 1
-        formatting = results.curve(name, seed, "formatting")
-        if largest_loss(formatting, window) >= LOSES:
+        formatting = Curve(results.curve(name, seed, "formatting"), window)
+        if formatting.largest_loss() >= LOSES:
             lost.append(f"{name}, seed {seed}")
     of_grpo = sum(run.startswith("grpo") for run in lost)
     return {"runs": runs, "of_grpo": of_grpo, "lost": lost}

@@ -7,13 +7,11 @@ from helpers.results import results_of
 from paper_world import world
 
 from paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
-from study.claims import Claim, read_claims
+from study.claims import Claim, check, read_claims, verdict
 from study.measures import Measure, SeedRuns
-from study.verdicts import check, verdict
 
 MATRIX = load_matrix()
-ALL_CLAIMS = read_claims()
-CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure != "smol"}
+CLAIMS = read_claims()
 EACH = [(figure, claim) for figure, of_figure in CLAIMS.items() for claim in of_figure]
 each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.name for _, claim in EACH])
 
@@ -81,7 +79,7 @@ def test_a_claim_reads_only_what_its_figure_makes(figure: str, claim: Claim) -> 
 
 
 def test_every_figure_has_claims_with_different_names() -> None:
-    assert len({claim.name for _, claim in EACH}) == len({claim.sentence for _, claim in EACH}) == len(EACH) == 77
+    assert len({claim.name for _, claim in EACH}) == len({claim.claim for _, claim in EACH}) == len(EACH) == 77
     paper = {name for name in figure_names(MATRIX) if name[:3] in ("fig", "tab")}
     assert paper <= {*CLAIMS} <= {*figure_names(MATRIX)}
 
