@@ -90,9 +90,8 @@ def check_model_name(name: str) -> None:
     """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
     target = hub_name(name)
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
-        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
-        raise UsageError(f"--model {name!r} {what}: pick {known}.")
+        raise UsageError(f"--model {name!r} is unknown{nearest(name, MODEL_ALIASES)}: pick {known}.")
 
 
 def is_hub_id(model: str) -> bool:

@@ -22,7 +22,7 @@ NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evalu
 
 
 def load_policy(settings: Settings, backend: str) -> Loaded:
-    """:func:`build_policy` of a run; a run on the CPU of a GPU machine says how to use the GPU.
+    """:func:`build_policy` of a run.
 
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
@@ -30,8 +30,6 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     from torch import distributed
 
     trainer = settings.trainer
-    if trainer.use_cpu and backend == "transformers" and gpu_is_available() and is_main_process():
-        logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
     )
@@ -95,12 +93,10 @@ def _prepare_saving(policy: Any) -> None:
 
 def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
     """Refuse a name that no module has: PEFT ignores it if another name matches."""
-    ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
-    linear = sorted(name for name in ends.keys() - {"lm_head"} if hasattr(ends[name], "in_features"))
+    ends = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     for name in arguments.lora_target_modules:
         if name.rpartition(".")[2] not in {*ends, "all-linear"}:
-            unknown = f"{path} has no module {name!r}{nearest(name, linear)}"
-            raise UsageError(f"--lora_target_modules: {unknown}; it has {', '.join(linear)}, or name all-linear.")
+            raise UsageError(f"--lora_target_modules: {path} has no module {name!r}{nearest(name, ends)}.")
 
 
 def keep_adapter_in_float32(model: Any) -> None:
@@ -211,8 +207,8 @@ def source_options(path: str) -> dict[str, bool]:
     return {"local_files_only": not hub_is_reachable()}
 
 
-def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
-    """A UsageError for what ``from_pretrained`` raised, with a hint at its end; full memory or disk stays as it is."""
+def why_not_loaded(path: str, error: Exception) -> Exception:
+    """A UsageError for what ``from_pretrained`` raised; full memory or disk stays as it is."""
     import torch
 
     if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
@@ -224,7 +220,7 @@ def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
         text = "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN"
     elif "trust_remote_code" in text:
         text = "it contains its own Python code, which is not executed, use an architecture of Transformers"
-    return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}{hint}")
+    return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}")
 
 
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: Any) -> Loaded:
@@ -243,7 +239,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
     except Exception as error:
-        raise why_not_loaded(path, error, "; --use_vllm false trains without vLLM" if use_vllm else "") from error
+        raise why_not_loaded(path, error) from error
     _check_embedding_rows(model, path)
     prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight), prompt)
     leave_out_sampling(model.generation_config, path)

@@ -9,7 +9,6 @@ for 4-bit weights, also before any package is installed: what needs a missing pa
 
 import argparse
 import logging
-import resource
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,8 +25,7 @@ from gtpo.runs.script import run_script
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 2**30
-LEAST_FILES = 1024  # bytes and open files; a container of Docker has 64 MiB
+LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB
 
 
 class Check(NamedTuple):
@@ -108,9 +106,6 @@ def checks_of_machine() -> Iterator[Check]:
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0
     small = f"{SHARED_MEMORY} has {shared / 2**20:.0f} MiB, which NCCL and vLLM share: `docker run --shm-size=8g`."
     yield Check("shared memory", small if shared < LEAST_SHARED else None, fatal=False)
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = f"a process may open {files} files only: `ulimit -n {most}`."
-    yield Check("open files", few if 0 <= files < LEAST_FILES else None, fatal=False)
     yield Check("cache", check_cache(), fatal=False)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections import namedtuple
@@ -45,7 +44,6 @@ class Machine:
     total: float = 80.0
     disk: float = 100e9
     shared: int = 16 * GIB
-    files: int = 65536
     hub: BaseException | None = None  # what a request to the Hub raises
     access: BaseException | None = None
     requests: list[str] = field(default_factory=list)
@@ -75,7 +73,6 @@ def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
         "subprocess.run": lambda command, **_: SimpleNamespace(stdout=f"{machine.driver}\n"),
         "shutil.which": lambda name, path=None: name,
         "shutil.disk_usage": lambda path: DISK(machine.shared, 0, machine.disk),
-        "resource.getrlimit": lambda what: (machine.files, 2**20),
         "torch.cuda.get_device_capability": lambda *_: machine.capability,
         "torch.cuda.mem_get_info": lambda *_: (int(machine.free * GIB), int(machine.total * GIB)),
         "huggingface_hub.constants.HF_HUB_CACHE": str(machine.cache),
@@ -152,8 +149,6 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
         ({"driver": "NVIDIA-SMI has failed"}, IN_4_BITS, "driver", True, "nvidia-smi"),
         ({"capability": (7, 0)}, IN_4_BITS, "compute capability", True, "7.0"),
         ({"shared": 64 * 2**20}, IN_4_BITS, "shared memory", False, "64 MiB"),
-        ({"files": 256}, IN_4_BITS, "open files", False, "ulimit -n 1048576"),
-        ({"files": resource.RLIM_INFINITY}, IN_4_BITS, None, False, ""),
         ({"free": 2.0}, IN_4_BITS, "GPU memory", True, "2.0 of 80.0 GiB"),  # the weights alone do not fit
         ({"free": 31.5}, IN_4_BITS, "GPU memory", False, "vLLM reserves 32.0 GiB"),  # 40 % of 80
         ({"disk": 16.0e9}, IN_16_BITS, "disk", True, "16.1 GB"),  # 8.03 billion parameters
@@ -264,9 +259,9 @@ def test_what_is_no_hub_id_is_not_looked_up(model: str, machine: Machine, tmp_pa
 def test_a_fatal_fault_stops_and_others_are_warnings(
     machine: Machine, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
-    machine.files = 256
+    machine.shared = 64 * 2**20
     check_machine(settings_of(), "unsloth")
-    assert len(caplog.messages) == 1 and "ulimit" in caplog.text
+    assert len(caplog.messages) == 1 and "--shm-size" in caplog.text
     monkeypatch.setenv("RANK", "1")
     check_machine(settings_of(), "unsloth")
     assert len(caplog.messages) == 1
