@@ -140,9 +140,9 @@ LIMITS = {
     "evaluation": Limit(15_757, 10.46),
     "forward": Limit(12_432, 10.52),
     "grading": Limit(12_480, 9.97),
-    "models": Limit(7_950, 9.80),
+    "models": Limit(7_800, 9.71),
     "reports": Limit(6_430, 10.18),
-    "runs": Limit(5_190, 9.75),
+    "runs": Limit(4_990, 9.25),
     "training": Limit(16_910, 9.90),
     "": Limit(3_850, 8.55),  # the ground
 }

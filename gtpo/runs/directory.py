@@ -109,9 +109,9 @@ class RunDirectory:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return list(rows.values())
 
-    def read_best(self) -> Values | None:
-        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it."""
-        return _read_json(self.best / "best.json") or None
+    def read_best(self) -> Values:
+        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; empty without it."""
+        return _read_json(self.best / "best.json")
 
 
 def is_held_out(metrics: Values) -> bool:
@@ -140,10 +140,9 @@ def own_runs(having: str = "settings") -> list[RunDirectory]:
 
 
 def existing_run(path: str | Path) -> RunDirectory:
-    """The run in a directory; UsageError, with the newest runs, if there is none."""
+    """The run in a directory; UsageError if there is none."""
     if not Path(path).is_dir():
-        newest = ", ".join(str(run.path) for run in own_runs()[-3:])
-        raise UsageError(f"{path} is not a directory: the newest runs are {newest or 'missing'}.")
+        raise UsageError(f"{path} is not a directory: expected that of a run, such as outputs/RUN.")
     return RunDirectory(path)
 
 
@@ -215,15 +214,17 @@ def write_manifest(checkpoint: Path) -> None:
 def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
     """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).items()
-        for part in needed:
-            if not any(part in name for name, _ in files):
-                return f"{MANIFEST} lists no {part} file"
-        for name, stored in files:
-            if not (checkpoint / name).is_file() or stored != _sha256(checkpoint / name):
-                return f"{name} is missing, or has changed since it was saved"
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        files = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
+    names = " ".join(files)
+    for part in needed:
+        if part not in names:
+            return f"{MANIFEST} lists no {part} file"
+    for name, stored in files.items():
+        path = checkpoint / name
+        if not path.is_file() or _sha256(path) != stored:
+            return f"{name} is missing, or has changed since it was saved"
     return None
 
 

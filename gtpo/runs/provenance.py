@@ -12,8 +12,18 @@ from typing import Any
 
 from gtpo.arguments import Settings
 
-PACKAGES = ["torch", "transformers", "trl", "peft", "accelerate", "datasets"]
-PACKAGES += ["unsloth", "vllm", "bitsandbytes", "wandb"]
+PACKAGES = [
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "unsloth",
+    "vllm",
+    "bitsandbytes",
+    "wandb",
+]
 
 
 def provenance() -> dict[str, Any]:

@@ -43,8 +43,6 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     ``rows`` and ``held_out``: sequences of training and held-out rows.
     """
-    from transformers.integrations import get_reporting_integration_callbacks
-
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
     if len(rows) < prompts:
@@ -52,8 +50,6 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
             f"{len(rows)} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1."
         )
     settings.made_from |= made_from(settings, rows, held_out)
-    for reporter in get_reporting_integration_callbacks(settings.trainer.report_to):
-        reporter()  # raises where its package is missing
     run = RunDirectory(settings.output_dir)
     start = settings.run
     if is_main_process() and run.lock.exists():
@@ -95,11 +91,9 @@ def start_run(settings: Settings) -> None:
 
 
 def _delete_unfinished(run: RunDirectory) -> None:
-    """Delete what a kill left: a table of completions, or a checkpoint; restore best/ if it was being replaced."""
+    """Delete a checkpoint that a kill left; restore best/ if it was being replaced."""
     if not run.best.exists() and (old := run.path / "best.old").is_dir():
         old.rename(run.best)
-    for table in run.completions.glob("*.tmp"):
-        table.unlink()
     for checkpoint in sorted_checkpoints(run.path):
         if not (checkpoint / MANIFEST).is_file():
             delete(checkpoint)
@@ -164,7 +158,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
             f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
             "change --gradient_accumulation_steps, or train another run with --run_name."
         )
-    _log_changes(run, settings, checkpoint, changed, before)
+    _log_changes(run, settings, checkpoint, changed)
 
 
 def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str, str]) -> None:
@@ -176,9 +170,7 @@ def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str,
         )
 
 
-def _log_changes(
-    run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Mapping[str, str]
-) -> None:
+def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes) -> None:
     texts = []
     for name, (old, new) in changed.items():
         if name not in _NOT_OF_TRAINING:
@@ -190,9 +182,6 @@ def _log_changes(
                 "or train another run with --run_name."
             )
         return
-    for reward in before.keys() & settings.made_from.keys() - {"rows", "held_out"}:
-        if settings.made_from[reward] != before[reward]:
-            texts.append(f"another file of the reward {reward}")
     if texts:
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 

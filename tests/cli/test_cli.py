@@ -393,7 +393,7 @@ def test_a_run_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c", "d"):
         stored_run(tmp_path / "outputs" / name)
-    with pytest.raises(UsageError, match=r"outputs/nope is not a directory: the newest runs are outputs/b.*c.*/d"):
+    with pytest.raises(UsageError, match="outputs/nope is not a directory"):
         settings("--resume", "outputs/nope")
     with pytest.raises(UsageError, match="--output_dir outputs/z"):
         settings("--resume", "outputs/a", "--output_dir", "outputs/z")
