@@ -143,16 +143,21 @@ class Bench:
             raise TimeoutError
         place = self.place or self.work
         place.mkdir(parents=True, exist_ok=True)
-        code, output = self.launch(
-            place,
-            script,
-            *map(str, argv),
-            before=self.before + before,
-            device=device or self.device,
-            needs_packages="--backend=unsloth" in argv or "--backend=vllm" in argv,
-            seconds=seconds,
-        )
-        (self.work / f"{name}.txt").write_text(output)
+        log = self.work / f"{name}.txt"
+        try:
+            code, output = self.launch(
+                place,
+                script,
+                *map(str, argv),
+                before=self.before + before,
+                device=device or self.device,
+                needs_packages="--backend=unsloth" in argv or "--backend=vllm" in argv,
+                seconds=seconds,
+            )
+        except subprocess.TimeoutExpired as stopped:
+            log.write_bytes(stopped.stdout or b"")  # how far it came
+            raise
+        log.write_text(output)
         return code, output
 
     def succeed(self, script: Path, *argv: object, name: str, **options: Any) -> str:
@@ -775,12 +780,13 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def made_with(report: Mapping[str, Any]) -> str:
-    """GPU, driver, revision and date of a report, and the versions that are not the pinned ones."""
+    """GPU, driver, revisions and date of a report, and the versions that are not the pinned ones."""
     environment = report["environment"]
     gpu = environment["gpu"]
-    revision = environment["git_revision"][:7]
-    date = max(stage["date"] for stage in report["stages"].values())
-    text = f"{gpu}, driver {environment['driver']}, revision {revision}, {date}"
+    stages = report["stages"].values()
+    revisions = sorted({stage["git_revision"][:7] for stage in stages})
+    date = max(stage["date"] for stage in stages)
+    text = f"{gpu}, driver {environment['driver']}, at {' and '.join(revisions)}, {date}"
     others = []
     for name, version in sorted(environment["packages"].items()):
         if name in PINS and version != PINS[name]:
@@ -827,8 +833,9 @@ def hours_table(rates: Mapping[str, Any]) -> str:
     gpu = rates["gpu"]
     other = measured["gpu"]
     lines = [
-        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, G = 12, collapsed | {other}, G = 8 | {other}, G = 12 |",
-        "|---" * 6 + "|",
+        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, G = 12, collapsed "
+        f"| {other}, G = 8 | {other}, G = 12 | {other}, G = 12, 16 bits |",
+        "|---" * 7 + "|",
     ]
     for model, (dataset, steps) in itertools.product(rates["seconds_per_token"], rates["steps"].items()):
         lengths = rates["longest_completion"][dataset]
@@ -837,14 +844,14 @@ def hours_table(rates: Mapping[str, Any]) -> str:
             most = hours_of_steps(rates, model, group, lengths[group], steps)
             cells.append(f"{most / rates['speedup'][model]:.0f} to {most:.0f} h")
         cells.append(f"{hours_of_steps(rates, model, 12, 1500, steps):.0f} h")
-        for group in (8, 12):
-            if model in measured["seconds_per_token"]:
-                cells.append(f"{hours_of_steps(measured, model, group, lengths[group], steps):.0f} h")
+        for group, bits in ((8, "4 bits"), (12, "4 bits"), (12, "16 bits")):
+            if model in measured[bits]["seconds_per_token"]:
+                cells.append(f"{hours_of_steps(measured[bits], model, group, lengths[group], steps):.0f} h")
             else:
                 cells.append("")
         lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
     hours_on_t4 = [rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"]]
-    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | |".format(*hours_on_t4))
+    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | | |".format(*hours_on_t4))
     return "\n".join(lines)
 
 

@@ -147,6 +147,7 @@ def environment_of_runs(device: str) -> dict[str, str]:
         "UNSLOTH_DISABLE_STATISTICS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",  # the output of a stage that is stopped
     }
     if device == "cpu":  # a CPU has no gpu_memory_utilization
         variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}

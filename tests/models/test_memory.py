@@ -156,12 +156,12 @@ def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], exp
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        # 7,473 steps of 460 x 0.01726 + 12 x 0.4 = 12.74 s; of 460 x 0.0053 + 12 x 0.4 = 7.24 s in 16 bits
-        (("--model", "llama"), ["26.4", "15.0"]),
-        # 430 tokens and 8 completions: 10.62 s; 5.48 s
-        (("--model", "llama", "--G", "8"), ["22.0", "11.4"]),
-        # four prompts at once: 115 x 0.01726 + 4.8 = 6.78 s; 5.41 s
-        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["14.1", "11.2"]),
+        # 7,473 steps of 460 x 0.01708 + 12 x 0.1009 = 9.068 s; of 460 x 0.00978 + 12 x 0.0933 = 5.618 s in 16 bits
+        (("--model", "llama"), ["18.8", "11.7"]),
+        # 430 tokens and 8 completions: 8.152 s; 4.952 s
+        (("--model", "llama", "--G", "8"), ["16.9", "10.3"]),
+        # four prompts at once: 115 x 0.01708 + 1.2108 = 3.175 s; 2.244 s
+        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["6.6", "4.7"]),
         (("--model", "qwen"), None),  # no step was measured
     ],
 )
