@@ -6,7 +6,7 @@ be an accuracy or formatting of 0 for a whole run, without an error.
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gtpo.arguments import PromptArguments
@@ -38,10 +38,9 @@ class Preview(NamedTuple):
             f"A completion with its gold answer, as the rewards see it:\n{self.completion}\n\n"
             f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
         )
-        lines = text.splitlines()
         if self.fault:
-            lines.append(f"error: {self.fault}")
-        return lines
+            text += f"\nerror: {self.fault}"
+        return text.splitlines()
 
 
 def check_first_rows(
@@ -55,27 +54,21 @@ def check_first_rows(
 
     ``prompts`` are conversations; ``scored``: which of format and accuracy count.
     """
-    if not hasattr(tokenizer, "get_chat_template"):
-        return  # Mistral's own, which renders and decodes in its own way
-    step = math.ceil(len(prompts) / MOST_ROWS)
-    chosen = range(0, len(prompts), step)
+    count = len(prompts)
+    chosen = range(0, count, math.ceil(count / MOST_ROWS))
     faults = []
     for row in chosen:
         seen = look(tokenizer, prompts[row], golds[row], settings, scored)
         if seen.fault:
-            faults.append((row, seen.fault))
-        elif row == 0 and settings.format.has_empty_block(seen.completion):
-            _, end, *_ = settings.format_tags
-            begun, _, _ = seen.completion.partition(end)
-            text = "the chat template writes an empty reasoning block (--chat_template_kwargs): completions begin with "
-            logger.warning("%s%r", text, begun + end)
-    if not faults:
-        return
-    row, fault = faults[0]
-    text = f"{fault} (prompt {row + 1} of {len(prompts)}; --dry_run shows a prompt and its completion)"
+            faults.append(f"{seen.fault} (prompt {row + 1} of {count}; --dry_run shows a prompt and its completion)")
     if len(faults) == len(chosen):
-        raise UsageError(f"{text}.")
-    logger.warning("%d of %d rows that were tried cannot earn the full reward: %s", len(faults), len(chosen), text)
+        raise UsageError(f"{faults[0]}.")
+    if faults:
+        text = "%d of %d rows that were tried cannot earn the full reward: %s"
+        logger.warning(text, len(faults), len(chosen), faults[0])
+    if settings.format.has_empty_block(seen.completion):
+        text = "the chat template writes an empty reasoning block (--chat_template_kwargs): a completion is %r"
+        logger.warning(text, seen.completion)
 
 
 def look(
@@ -89,15 +82,15 @@ def look(
     text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
     prefill = assistant_prefill(tokenizer, settings)
     form = settings.format
-    answer = "42" if gold is None else alternatives(gold)[0]
-    written = _continued(form.to_completion(REASONING, answer), prefill, form)
+    written = form.to_completion(REASONING, "42" if gold is None else alternatives(gold)[0])
+    for tag in form.tags:
+        if tag in prefill:  # which the chat template has written
+            _, _, written = written.partition(tag)
     ids = tokenizer.encode(written, add_special_tokens=False)
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
-    correct = None
-    if gold is not None:
-        correct = grade_text(seen, gold, *form.tags[2:]).correct
-    fault = _lost_question(prompt, text) or _early_end(tokenizer, ids)
+    correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
+    fault = _lost_turn(prompt[-1], text) or _early_end(tokenizer, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False
     if fault is None and (loses_format or loses_accuracy):
@@ -105,21 +98,10 @@ def look(
     return Preview(text, seen, follows, correct, fault)
 
 
-def _continued(completion: str, prefill: str, form: PromptFormat) -> str:
-    """What is left to write of a completion after the tags that the chat template has written."""
-    for tag in form.tags:
-        if tag in prefill:
-            completion = completion.partition(tag)[2]
-    return completion
-
-
-def _lost_question(prompt: Messages, text: str) -> str | None:
+def _lost_turn(turn: Mapping[str, Any], text: str) -> str | None:
     """A template that leaves the user's turn out, or a part of it; white space aside."""
-    question: Any = ""
-    for turn in prompt:
-        if turn["role"] == "user":
-            question = turn.get("content")
-    if isinstance(question, str) and "".join(question.split()) not in "".join(text.split()):
+    question = turn.get("content") or ""
+    if "".join(question.split()) not in "".join(text.split()):
         return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
     return None
 
@@ -146,8 +128,11 @@ def _reason(written: str, seen: str, prefill: str, form: PromptFormat) -> str:
 def _early_end(tokenizer: Any, ids: Sequence[int]) -> str | None:
     """A tag or an answer in which an end token stands, so that the completion would end there."""
     ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
-    inside = [token for token in ids if token in ends]
-    if not inside:
-        return None
-    end = tokenizer.decode(inside[:1])
-    return f"a tag or the gold answer contains {end}, which ends a completion: name other --tags, or correct the answer"
+    for token in ids:
+        if token in ends:
+            end = tokenizer.decode([token])
+            return (
+                f"a tag or the gold answer contains {end}, which ends a completion: name other --tags, or correct the "
+                "answer"
+            )
+    return None

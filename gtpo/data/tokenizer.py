@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments
-from gtpo.errors import UsageError, printable
+from gtpo.errors import UsageError
 from gtpo.grading.worker import Worker
-from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 DATE = date(2024, 7, 26)  # Llama 3's own where a template has no clock
-PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]", "<unk>")
-RESERVED = re.compile(r"pad|reserved|unused|placeholder|dummy|control_\d", re.IGNORECASE)
+PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]")
 ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text occurs in prompts
 RARE = "\x00\u0378\U0001f9ff\ue000"  # characters that few vocabularies have
 
@@ -44,7 +43,7 @@ PLAIN_TEMPLATE = (  # of a model without a template
 
 TEMPLATE_SECONDS = 5.0  # for one conversation; templates take milliseconds
 
-_renderer = Worker(Path(__file__).with_name("render.py"), needs="jinja2")
+_renderer = Worker(Path(__file__).with_name("render.py"), needs="transformers and jinja2")
 _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
 
@@ -78,9 +77,8 @@ def prepare_tokenizer(
     with suppress(UsageError):
         text = render(tokenizer, _PROBE, add_generation_prompt=True, **arguments)
     if _SYSTEM not in text:
-        encode_prompt(tokenizer, _PROBE[1:], **arguments)  # a template that fails on this too is told as it is
-        tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
-        encode_prompt(tokenizer, _PROBE, **arguments)
+        tokenizer.chat_template = FOLD_SYSTEM + template
+        render(tokenizer, _PROBE, add_generation_prompt=True, **arguments)  # a template that fails on this too is told
         logger.warning("the chat template of %s has no system role: the system prompt begins the first question", path)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         token = free_token(tokenizer, vocab_size)
@@ -95,64 +93,38 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     Tokens from ``vocab_size`` on have no row in the model's embedding; None: all have one.
     """
     turns = [*_PROBE, {"role": "assistant", "content": "2"}]
-    rendered = render(tokenizer, turns, add_generation_prompt=True)
+    template = tokenizer.get_chat_template() + render(tokenizer, turns, add_generation_prompt=True)
     vocabulary = tokenizer.get_vocab()
-    template = tokenizer.get_chat_template() + rendered
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     used = {getattr(tokenizer, role) for role in ROLES}
     if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
         used.add(tokenizer.unk_token)  # no fallback to bytes: it replaces unknown characters
-
-    def is_free(token: str) -> bool:
-        has_row = vocab_size is None or vocabulary.get(token, vocab_size) < vocab_size
-        return token in vocabulary and has_row and token not in used and token not in template
-
-    ordered = sorted(special, key=vocabulary.__getitem__)
-    reserved = [token for token in ordered if RESERVED.search(token)]
-    others = [token for token in ordered if not re.search("end|eo[stm]", token)]
-    *first, last = PAD_TOKENS
-    return next(filter(is_free, (*first, *reserved, *others, last)), None)
-
-
-def check_template(tokenizer: Any, messages: Messages, /, **options: Any) -> None:
-    """UsageError if the chat template fails on a conversation, does not end, or fills the memory.
-
-    The template may be a stranger's: it is tried in another process, with limits of time and memory (render.py). A
-    tokenizer without templates (Mistral's own) passes.
-    """
-    if not hasattr(tokenizer, "get_chat_template"):
-        return
-    variables = {
-        **tokenizer.special_tokens_map,
-        "messages": messages,
-        "tools": None,
-        "documents": None,
-        "add_generation_prompt": False,
-        **options,
-    }
-    plain = {name: value for name, value in variables.items() if not callable(value)}  # strftime_now is a function
-    request = json.dumps([tokenizer.get_chat_template(), plain], default=str).encode()
-    reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
-    fault = json.loads(reply) if reply else f"it takes more than {TEMPLATE_SECONDS:g} seconds"
-    if fault:
-        where = f"chat template (--chat_template, or that of {tokenizer.name_or_path})"
-        raise UsageError(f"{where}: {printable(fault).rstrip('.')}.")
+    special = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
+    others = [token for token in special if not re.search("end|eo[stm]", token)]
+    for token in (*PAD_TOKENS, *others, "<unk>"):
+        has_row = vocabulary.get(token, math.inf) < (vocab_size or math.inf)
+        if has_row and token not in used and token not in template:
+            return token
+    return None
 
 
 def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
-    """A conversation as text, by the tokenizer's chat template."""
-    check_template(tokenizer, messages, **options)
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    return text
+    """A conversation as text, by the tokenizer's chat template. UsageError if it fails, or takes too much.
+
+    The template may be a stranger's: another process renders it, with limits of time and memory (render.py).
+    """
+    variables = tokenizer.special_tokens_map | options
+    request = json.dumps([tokenizer.get_chat_template(), messages, variables], default=str).encode()
+    reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
+    text, fault = json.loads(reply) if reply else ("", f"it takes more than {TEMPLATE_SECONDS:g} seconds")
+    if fault:
+        raise UsageError(f"chat template (--chat_template, or that of {tokenizer.name_or_path}): {fault}.")
+    return str(text)
 
 
-def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
+def encode_prompt(tokenizer: Any, messages: Messages, /, **options: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
-    options = {"add_generation_prompt": True, **template_kwargs}
-    check_template(tokenizer, messages, **options)
-    ids: list[int] = tokenizer.apply_chat_template(messages, return_dict=False, **options)
-    if not ids:
-        raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
+    text = render(tokenizer, messages, **{"add_generation_prompt": True, **options})
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
 
@@ -162,11 +134,8 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
     and is scored with it.
     """
-    begun = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
-    asked = render(tokenizer, _PROBE, add_generation_prompt=False, **prompt.template_kwargs)
-    added = begun.removeprefix(asked)
-    if added == begun:  # a template that ends a prompt in another way
-        _, _, added = begun.rpartition(_PROBE[-1]["content"])
+    text = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
+    _, _, added = text.rpartition(_PROBE[-1]["content"])
     starts = [added.find(tag) for tag in prompt.format_tags if tag in added]
     return added[min(starts) :] if starts else ""
 
@@ -177,7 +146,7 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArgum
     Templates of reasoning models drop the text between ``<think>`` and ``</think>`` in earlier turns, or in all.
     """
     text = render(tokenizer, messages, **prompt.template_kwargs)
-    for tag in prompt.tags.split():
+    for tag in prompt.format_tags:
         if tag in messages[-1]["content"] and tag not in text:
             raise UsageError(
                 f"the chat template of {tokenizer.name_or_path} leaves {tag} out of an answer, so SFT would not learn "
@@ -193,9 +162,9 @@ def end_of_turn(tokenizer: Any) -> int | None:
     except UsageError:  # a template that writes prompts only
         return None
     _, _, rest = text.rpartition(answer)
-    after = tokenizer.encode(rest.strip(), add_special_tokens=False)
-    found = tokenizer.added_tokens_decoder.get(after[0]) if after else None
-    return after[0] if found and found.special else None
+    first = next(iter(tokenizer.encode(rest.strip(), add_special_tokens=False)), None)
+    found = tokenizer.added_tokens_decoder.get(first)
+    return first if found and found.special else None
 
 
 def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
@@ -218,10 +187,7 @@ def leave_out_sampling(generation_config: Any, path: str) -> None:
     Neither the loss nor the settings of a run know it: training and evaluation would sample from another distribution
     than the one that is scored. What TRL sets itself (temperature, top_k, ...) stays for those who use a saved model.
     """
-    left_out = []
     for name, value in sorted(generation_config.to_diff_dict().items()):
         if name not in _KEPT.split() and value not in (None, False):
             setattr(generation_config, name, None)
-            left_out.append(f"{name} {value}")
-    if left_out and is_main_process():
-        logger.warning("%s: generation_config.json adds %s: left out of sampling", path, ", ".join(left_out))
+            logger.warning("%s: generation_config.json adds %s %s: left out of sampling", path, name, value)

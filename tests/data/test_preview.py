@@ -51,7 +51,14 @@ CASES: dict[str, tuple[list[str], str, dict[str, Any], str, str | None]] = {
         CHATML,
         {"tags": "<r> <|im_end|> <a> </a>"},
         "4",
-        "a tag or the gold answer contains <.im_end.>",
+        "begins the completion with '<.im_end.>",  # it ends the user's turn too
+    ),
+    "end in a later tag": (
+        SMOLLM2["specials"],
+        CHATML,
+        {"tags": "<r> <|endoftext|> <a> </a>"},
+        "4",
+        "the tag <.endoftext.> is a special token",
     ),
     "end in the gold": (SMOLLM2["specials"], CHATML, {}, "4<|im_end|>", "a tag or the gold answer contains <.im_end.>"),
     "template writes the first tag": (SMOLLM2["specials"], WRITES_TAGS, {}, "4", None),
@@ -65,6 +72,7 @@ CASES: dict[str, tuple[list[str], str, dict[str, Any], str, str | None]] = {
     "template thinks": (SMOLLM2["specials"], THINKS, {"tags": THINK}, "4", None),
     "no user": (SMOLLM2["specials"], NO_USER, {}, "4", "leaves out the user's turn"),
     "cut": (SMOLLM2["specials"], CUTS, {}, "4", "leaves out the user's turn, or a part"),
+    "nothing": (SMOLLM2["specials"], "{# nothing #}", {}, "4", "leaves out the user's turn"),
     "no system role": (SMOLLM2["specials"], DROPS_SYSTEM, {}, "4", None),
     "unreadable": (SMOLLM2["specials"], CHATML, {}, "(((", r"not correct.*correct --answer_column"),
 }
@@ -155,7 +163,7 @@ HOSTILE = {
 def test_a_template_neither_hangs_nor_fills_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
     tokenizer = byte_level(**SMOLLM2 | {"template": HOSTILE[name]})
-    words = "chat template .*takes more than|chat template .*it writes 100,000,000 characters"
+    words = "chat template .*(takes more than|MemoryError)|chat template .*it writes 100,000,000 characters"
     with pytest.raises(UsageError, match=words):
         prepare_tokenizer(tokenizer, "some/model")
         look(tokenizer, PROMPT, "4", PromptArguments())

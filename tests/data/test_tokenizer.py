@@ -69,10 +69,7 @@ SMOLLM2 = {
             {"specials": ["<s>", "</s>", "<|finetune_right_pad_id|>"], "eos_token": "</s>"},  # Llama 3 has none set
             "<|finetune_right_pad_id|>",
         ),
-        (
-            {"specials": ["<|im_start|>", "<|im_end|>", "<x>", "<|vision_pad|>"], "eos_token": "<|im_end|>"},
-            "<|vision_pad|>",  # before <x>
-        ),
+        ({"specials": ["<|im_start|>", "<|im_end|>", "<x>", "<|vision_pad|>"], "eos_token": "<|im_end|>"}, "<x>"),
         ({"specials": ["</s>", "<repo_name>"], "eos_token": "</s>", "pad_token": "</s>"}, "<repo_name>"),
         (
             {"specials": ["<unk>", "<s>", "</s>"], "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -244,12 +241,6 @@ THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endf
     "{% if add_generation_prompt %}[assistant]{% if enable_thinking is not defined or enable_thinking %}<think>\n"
     "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-
-
-def test_a_template_that_renders_nothing_is_refused() -> None:
-    tokenizer = byte_level(["</s>"], eos_token="</s>")
-    with pytest.raises(UsageError, match="renders nothing: name a --chat_template"):
-        prepare_tokenizer(tokenizer, "m", None, PromptArguments(chat_template="{# nothing #}"))
 
 
 def test_what_the_template_has_written_of_the_completion() -> None:
