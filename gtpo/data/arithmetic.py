@@ -11,8 +11,9 @@ from typing import Any
 
 Row = dict[str, Any]
 
-_NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
-_THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
+_NAMES = ["Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe"]
+_THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps"]
+_EVENTS = {"+": "finds {} more", "-": "gives away {}", "*": "gets {} times as many"}
 
 
 def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
@@ -38,19 +39,12 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
     story = [f"{name} has {total} {thing}."]
     working = []
     for _ in range(steps):
-        operation = generator.choice(["+"] * (total < 30) + ["-"] * (total > 2) + ["*"] * (total <= 10))
-        if operation == "+":
-            number = generator.randint(1, 9)
-            result = total + number
-            event = f"finds {number} more"
-        elif operation == "-":
-            number = generator.randint(1, min(total - 1, 9))
-            result = total - number
-            event = f"gives away {number}"
-        else:
-            number = generator.randint(2, 3)
-            result = total * number
-            event = f"gets {number} times as many"
+        operations = "+" * (total < 30) + "-" * (total > 2) + "*" * (total <= 10)
+        operation = generator.choice(operations)
+        least, most = {"+": (1, 9), "-": (1, min(total - 1, 9)), "*": (2, 3)}[operation]
+        number = generator.randint(least, most)
+        result = {"+": total + number, "-": total - number, "*": total * number}[operation]
+        event = _EVENTS[operation].format(number)
         story.append(f"{name} {event}.")
         working.append(f"{total} {operation} {number} = {result}")
         total = result
