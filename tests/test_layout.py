@@ -136,7 +136,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(6_970, 10.04),
-    "data": Limit(9_780, 10.02),
+    "data": Limit(8_095, 10.04),
     "evaluation": Limit(15_757, 10.46),
     "forward": Limit(12_432, 10.52),
     "grading": Limit(12_480, 9.97),

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 import reprlib
 from decimal import Decimal
@@ -29,16 +28,13 @@ def is_empty(value: Any) -> bool:
 
 def is_missing(value: Any) -> bool:
     """Also the texts that stand for a missing gold answer: N/A, None, -."""
-    if is_empty(value):
-        return True
-    text = value.strip() if isinstance(value, str) else ""
-    return text in MISSING_AS_WRITTEN or text.casefold() in MISSING
+    text = str(value).strip()
+    return is_empty(value) or text in MISSING_AS_WRITTEN or text.casefold() in MISSING
 
 
 def to_text(value: Any, where: str) -> str:
     """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
-    is_known = isinstance(value, str | int | float | Decimal) and not isinstance(value, bool)
-    if not is_known or value in (math.inf, -math.inf):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         found = reprlib.repr(value)
         raise UsageError(f"{where} is {found}: expected a string or a number (of an object a field, as COLUMN.FIELD).")
     is_float = isinstance(value, float) or _ROUNDED.fullmatch(str(value).strip())
@@ -56,13 +52,13 @@ def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: s
 
     Of ``elements``, where it is a list, any counts, then it is JSON; or all, with commas between them.
     """
-    read = gold_in if graded else str
-    if elements is None:
-        return read(to_text(value, where))
-    texts = list(dict.fromkeys(read(to_text(element, where)) for element in elements))
-    if len(texts) == 1 or answer_list == "all":
-        return ", ".join(texts)
-    return json.dumps(texts, ensure_ascii=False)
+    texts = [to_text(each, where) for each in ([value] if elements is None else elements)]
+    if graded:
+        texts = list(map(gold_in, texts))
+    different = [*dict.fromkeys(texts)]
+    if len(different) == 1 or answer_list == "all":
+        return ", ".join(different)
+    return json.dumps(different, ensure_ascii=False)
 
 
 def gold_in(text: str) -> str:
@@ -90,14 +86,7 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
             return value
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
-    is_list = isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
-    turns = value if is_list else [{}]
-    if any(turn.keys() >= {"from", "value"} for turn in turns):
-        raise UsageError(
-            f"{where}: the prompt has turns with 'from' and 'value' (ShareGPT): rename them to 'role' and 'content', "
-            "human to user and gpt to assistant."
-        )
-    if not all(map(_is_turn, turns)):
+    if not isinstance(value, list) or not all(map(_is_turn, value)):
         raise UsageError(
             f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
             '[{"role": "user", "content": "..."}].'
@@ -110,16 +99,11 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
     return value
 
 
-def _is_turn(turn: dict[str, Any]) -> bool:
-    has_content = isinstance(turn.get("content"), str) or turn.get("tool_calls")
-    return "role" in turn and bool(has_content)
+def _is_turn(turn: Any) -> bool:
+    is_turn = isinstance(turn, dict) and "role" in turn
+    return is_turn and bool(isinstance(turn.get("content"), str) or turn.get("tool_calls"))
 
 
 def is_answered(question: Any) -> bool:
     """Whether a conversation ends with the assistant's turn."""
     return isinstance(question, list) and question[-1]["role"] == "assistant"
-
-
-def has_decimal_comma(gold: str) -> bool:
-    """Whether a gold answer reads like 2,5, which counts as a list of two numbers; 1,234 is one."""
-    return bool(DECIMAL_COMMA.fullmatch(gold))

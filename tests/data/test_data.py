@@ -331,7 +331,7 @@ def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
+    (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a", "answer": 1}\r\n')
     assert len(load_train(DataArguments(str(tmp_path / "own.jsonl")))) == 1
 
 

@@ -60,7 +60,6 @@ DATA: dict[str, str | bytes] = {
     "torn.jsonl": "{",
     "list.jsonl": "[1, 2]\n",
     "no_column.jsonl": '{"q": "a", "answer": "1"}',
-    "key_twice.jsonl": '{"prompt": "a", "prompt": "b", "answer": "1"}',
     "null.jsonl": '{"prompt": null, "answer": "1"}',
     "number.jsonl": '{"prompt": 3, "answer": "1"}',
     "empty_prompt.jsonl": '{"prompt": "", "answer": "1"}',

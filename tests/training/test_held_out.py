@@ -196,7 +196,7 @@ def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert held_out.column_names == ["prompt", "answer"]  # what the rewards see in training
     assert caplog.messages == ["1 of 3 held-out prompts are also prompts of training rows"]
     with pytest.raises(UsageError, match="'answer'"):
-        load_rows(settings_for(DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "c.jsonl"))))
+        load_rows(settings("--dataset", str(tmp_path / "a.jsonl"), "--eval_dataset", str(tmp_path / "c.jsonl")))
 
 
 # Metrics
