@@ -7,30 +7,46 @@ taken per problem. This removes the variance of problem difficulty, most of the 
 import json
 import logging
 import math
-import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, ProblemScores, by_benchmark, read_entries
+from gtpo.evaluation.records import Entry, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
 from gtpo.runs.directory import label_of, run_label
 
 logger = logging.getLogger(__name__)
 
-SAMPLING = ("problems", "k", "temperature", "problems_hash", "top_p", "max_new_tokens")  # alike in a figure
+SAMPLING = (  # alike in a figure
+    "problems",
+    "k",
+    "temperature",
+    "problems_hash",
+    "top_p",
+    "max_new_tokens",
+)
 _HOW = (  # settings that may differ
-    *("temperature", "top_p", "max_new_tokens", "load_in_4bit"),
-    *("system_prompt", "tags", "chat_template", "chat_template_kwargs"),
+    "temperature",
+    "top_p",
+    "max_new_tokens",
+    "load_in_4bit",
+    "system_prompt",
+    "tags",
+    "chat_template",
+    "chat_template_kwargs",
+    "grader",
 )
 Names = tuple[str, str]  # of two sides
-Scores = tuple[list[float], list[float]]
-_Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
 
 
@@ -41,18 +57,29 @@ class Comparison:
     benchmark: str
     metric: str  # such as maj@64
     names: Names
-    scores: Scores  # of every seed, for each side
-    per_problem: Scores  # the mean over seeds, 0 to 1, for each side
+    values: list[NDArray]  # 0 to 1, for each side. Shape (seeds, problems)
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """Of every seed, for each side, in percent."""
+        return [(100 * side.mean(1)).tolist() for side in self.values]
+
+    @property
+    def per_problem(self) -> list[NDArray]:
+        """The mean over seeds, 0 to 1, for each side. Shape (problems,)"""
+        return [side.mean(0) for side in self.values]
 
     @property
     def differences(self) -> list[float]:
         """Second minus first, per problem; rounded, so that equal scores of different sums are ties."""
-        return [round(b - a, 12) for a, b in zip(*self.per_problem, strict=True)]
+        first, second = self.per_problem
+        differences = second - first
+        return list(differences.round(12))
 
     @property
     def difference(self) -> float:
         """The mean difference, in points."""
-        return 100 * statistics.fmean(self.differences)
+        return 100 * fmean(self.differences)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -63,25 +90,21 @@ class Comparison:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Problems on which the second side is better, worse, and equal."""
-        differences = self.differences
-        wins = sum(value > 0 for value in differences)
-        losses = sum(value < 0 for value in differences)
-        return wins, losses, differences.count(0)
+        signs = [*np.sign(self.differences)]
+        return signs.count(1), signs.count(-1), signs.count(0)
 
     @property
-    def errors(self) -> tuple[float | None, float | None, float | None]:
-        """Standard error over seeds of each side, and of their difference; None for one seed."""
+    def errors(self) -> tuple[float, float, float]:
+        """Standard error over seeds of each side, and of their difference; NaN for one seed."""
         first, second = map(_standard_error, self.scores)
-        if first is None or second is None:
-            return first, second, None
         return first, second, math.hypot(first, second)
 
 
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Of a mean; None of one value."""
+def _standard_error(values: Sequence[float]) -> float:
+    """Of a mean; NaN of one value."""
     if len(values) < 2:
-        return None
-    return statistics.stdev(values) / math.sqrt(len(values))
+        return math.nan
+    return stdev(values) / math.sqrt(len(values))
 
 
 def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
@@ -89,23 +112,18 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
 
     ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
     """
-    found = []
+    entries = []
+    places: dict[str, str] = {}  # label -> its directory
     for name in directories:
         for entry in _read_entries(Path(name), Path(output_dir)):
-            record = vars(entry.origin) | {"settings": entry.settings}
-            if weights_have_changed(record):
+            if weights_have_changed(vars(entry.origin) | vars(entry)):
                 stale = "%s on %s: the weights have changed since: evaluate it again"
                 logger.warning(stale, entry.label, entry.benchmark)
-            found.append((name, entry))
-    places = {(name, entry.label) for name, entry in found}
-    labels = {label for _, label in places}
-    chosen = []
-    for name, entry in found:
-        if len(places) > len(labels):  # a label in two directories
-            entry = replace(entry, label=f"{name}/{entry.label}")
-        if not benchmarks or entry.benchmark in benchmarks:
-            chosen.append(entry)
-    return group_seeds(chosen)
+            if places.setdefault(entry.label, name) != name:  # the same label, from another directory
+                entry = replace(entry, label=f"{name}/{entry.label}")
+            if not benchmarks or entry.benchmark in benchmarks:
+                entries.append(entry)
+    return group_seeds(entries)
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
@@ -116,11 +134,7 @@ def group_seeds(entries: Sequence[Entry]) -> Sides:
         raise UsageError(f"a comparison needs the scores of two models, found {found}: name two.")
     if len({*names.values()}) < 2:
         names = {label: label for label in names}
-    sides: Sides = {}
-    for entry in entries:
-        name = names[entry.label]
-        sides.setdefault(name, []).append(entry)
-    return sides
+    return grouped(entries, lambda entry: names[entry.label])
 
 
 def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
@@ -128,20 +142,12 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     results = directory / "results.json"
     if results.is_file():
         return read_entries(results)
-    paths = []
-    for path in sorted(directory.glob("*.json")):
-        if path.with_suffix(".jsonl").is_file():
-            paths.append(path)
+    paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
     if not paths:
         paths = sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
-        below = sorted(str(path.parent) for path in directory.rglob("results.json"))
-        others = " or ".join(below) or "outputs/evaluation/RUN, or an evaluated run"
-        raise UsageError(f"--compare {directory} has no scores: name {others}.")
-    entries = []
-    for path in paths:
-        entries += read_entries(path)
-    return entries
+        raise UsageError(f"--compare {directory} has no scores: name outputs/evaluation/RUN, or an evaluated run.")
+    return [entry for path in paths for entry in read_entries(path)]
 
 
 def compare_sides(sides: Sides) -> list[Comparison]:
@@ -166,65 +172,53 @@ def compare_sides(sides: Sides) -> list[Comparison]:
 def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[Comparison]:
     everything = pair[0] + pair[1]
     _check_comparable(benchmark, names, everything)
-    for metric, read in _metrics(everything).items():
-        first, first_problems = _over_seeds(pair[0], read)
-        second, second_problems = _over_seeds(pair[1], read)
-        scores = first, second
-        per_problem = first_problems, second_problems
-        yield Comparison(benchmark, metric, names, scores, per_problem)
+    k = min(entry.k for entry in everything)
+    of_sides = [[_per_problem(entry, k) for entry in side] for side in pair]
+    of_entries = [*chain(*of_sides)]
+    for metric in of_entries[0]:
+        if all(metric in scores for scores in of_entries):
+            values = [np.array([scores[metric] for scores in side]) for side in of_sides]
+            yield Comparison(benchmark, metric, names, values)
+
+
+def _per_problem(entry: Entry, k: int) -> dict[str, list[float]]:
+    """Name -> the score of each problem; pass@k and maj@k at this k."""
+    problems = entry.per_problem
+    scores = {"pass@1": [problem.c / problem.n for problem in problems]}
+    if problems[0].correct_lenient is not None:
+        scores["pass@1, lenient"] = [str(problem.correct_lenient).count("1") / problem.n for problem in problems]
+    if k == 1:
+        return scores
+    scores[f"pass@{k}"] = [pass_at_k(problem.n, problem.c, k) for problem in problems]
+    sizes = sizes_up_to(entry.k)
+    if k in sizes:
+        place = sizes.index(k)
+        scores[f"maj@{k}"] = [float(problem.majority[place]) for problem in problems]
+    return scores
 
 
 def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) -> None:
     """Refuse different problems; log other settings that differ."""
     problems = set()
-    asked = set()
     for entry in entries:
-        problems.add(tuple((problem.id, problem.gold) for problem in entry.per_problem))
-        asked.add(entry.settings.get("problems_hash"))
-    if len(problems) > 1 or len(asked) > 1:
+        golds = tuple((problem.id, problem.gold) for problem in entry.per_problem)
+        problems.add((entry.settings.get("problems_hash"), golds))
+    if len(problems) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
-        used = {json.dumps(entry.settings.get(name)) for entry in entries}
+        used = set()
+        for entry in entries:
+            settings = entry.settings | entry.graded_by
+            used.add(json.dumps(settings.get(name)))
         if len(used) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)
-    graders = {entry.graded_by.get("grader") or "ours" for entry in entries}
-    if len(graders) > 1:
-        logger.warning("%s and %s were graded by different graders: %s", *names, ", ".join(sorted(graders)))
-
-
-def _over_seeds(side: Sequence[Entry], read: _Metric) -> Scores:
-    """A score of one side: of every seed in percent, and of every problem as its mean over the seeds."""
-    by_seed = []
-    of_seeds = []
-    for entry in side:
-        values = [read(entry, problem) for problem in entry.per_problem]
-        by_seed.append(values)
-        of_seeds.append(100 * statistics.fmean(values))
-    of_problems = [statistics.fmean(values) for values in zip(*by_seed, strict=True)]
-    return of_seeds, of_problems
-
-
-def _metrics(entries: Sequence[Entry]) -> dict[str, _Metric]:
-    """Name -> metric, for the scores that all entries have."""
-    k = min(entry.k for entry in entries)
-    metrics: dict[str, _Metric] = {"pass@1": lambda entry, problem: problem.c / problem.n}
-    if all(entry.per_problem[0].correct_lenient is not None for entry in entries):
-        metrics["pass@1, lenient"] = lambda entry, problem: (problem.correct_lenient or "").count("1") / problem.n
-    if k == 1:
-        return metrics
-    metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem.n, problem.c, k)
-    if all(k in sizes_up_to(entry.k) for entry in entries):
-        metrics[f"maj@{k}"] = lambda entry, problem: float(problem.majority[sizes_up_to(entry.k).index(k)])
-    return metrics
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     """The comparisons as text, one block per pair of sides."""
-    pairs: dict[Names, list[Comparison]] = {}
-    for comparison in comparisons:
-        pairs.setdefault(comparison.names, []).append(comparison)
-    return "\n\n".join(map(_block, pairs.values()))
+    pairs = groupby(comparisons, key=lambda comparison: comparison.names)
+    return "\n\n".join(_block([*of_pair]) for _, of_pair in pairs)
 
 
 def _block(comparisons: Sequence[Comparison]) -> str:
@@ -235,20 +229,24 @@ def _block(comparisons: Sequence[Comparison]) -> str:
     seeds = [len(scores) for scores in comparisons[0].scores]
     if max(seeds) > 1:
         about += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
-    cells = [["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
-    cells += map(_cells, comparisons)
-    title = f"{second} minus {first}, in points"
-    return "\n".join([title, about, *lay_out(cells, headers=1)])
+    header = ["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]
+    rows = map(_cells, comparisons)
+    lines = [
+        f"{second} minus {first}, in points",
+        about,
+        *lay_out([header, *rows], headers=1),
+    ]
+    return "\n".join(lines)
 
 
 def _cells(comparison: Comparison) -> list[str]:
     """A row of the table: score, both sides and their difference, interval, counts."""
     benchmark = BENCHMARK_TITLES.get(comparison.benchmark, comparison.benchmark)
     title = f"{benchmark}, {comparison.metric}"
-    values = [f"{statistics.fmean(seeds):.1f}" for seeds in comparison.scores]
+    values = [f"{fmean(seeds):.1f}" for seeds in comparison.scores]
     values.append(f"{comparison.difference:+.1f}")
     for column, error in enumerate(comparison.errors):
-        if error is not None:
+        if not math.isnan(error):
             values[column] += f" ± {error:.1f}"
     interval = "{:+.1f} to {:+.1f}".format(*comparison.interval)
     counts = " / ".join(map(str, comparison.counts))
@@ -261,17 +259,16 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
     of problems, of samples, the higher temperature, and the newer one.
     """
-    votes: dict[Any, dict[Any, None]] = {}  # (benchmark, directory of the run) -> (sampling, adapter)
-    for entry in entries:
-        vote = _sampling(entry), entry["adapter"]
-        for place in (_place(entry), Path()):
-            votes.setdefault((entry["benchmark"], place), {})[vote] = None
+    votes = {(entry["benchmark"], _place(entry), entry["adapter"], _sampling(entry)): None for entry in entries}
     kept = []
     for entry in entries:
         benchmark = entry["benchmark"]
-        newest_first = reversed(votes[benchmark, _place(entry)])
-        others = [sampling for sampling, _ in newest_first]
-        chosen = max(others, key=lambda sampling: (others.count(sampling), *sampling[:3]))
+        place = _place(entry)
+        others = []  # the newest first
+        for name, of_other, _, other in reversed(votes):
+            if name == benchmark and place in (of_other, Path()):
+                others.append(other)
+        chosen = max(others, key=lambda other: (others.count(other), *other[:3]))
         if _sampling(entry) == chosen:
             kept.append(entry)
         else:

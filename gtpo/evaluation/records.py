@@ -9,7 +9,7 @@ from typing import Any, Self
 from gtpo.data.load import Problem as Problem
 
 # Your --grader: (problem, its prompt as a conversation, completions) -> whether each is correct
-UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
+UserGrader = Callable[..., list[bool]]
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,13 @@ def read_entries(path: Path) -> list[Entry]:
 
 def by_benchmark(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """The entries of each benchmark, in their order."""
+    return grouped(entries, lambda entry: entry.benchmark)
+
+
+def grouped(entries: Sequence[Entry], key: Callable[[Entry], str]) -> dict[str, list[Entry]]:
     found: dict[str, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.benchmark, []).append(entry)
+        found.setdefault(key(entry), []).append(entry)
     return found
 
 
