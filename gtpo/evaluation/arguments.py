@@ -82,8 +82,6 @@ class EvaluationArguments(SourceArguments):
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
             "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
-            "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
-            "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
         }
         check_fields(self, checks)
         if self.temperature == 0 and self.k > 1:

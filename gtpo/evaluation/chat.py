@@ -14,7 +14,6 @@ from pathlib import Path
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
@@ -34,13 +33,6 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    EvaluationArguments(  # raises
-        k=1,
-        checkpoint=flags.checkpoint,
-        temperature=flags.temperature,
-        seed=flags.seed,
-        max_new_tokens=flags.max_new_tokens,
-    )
     asked = flags.run if is_model(flags.run) else None
     targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
     model = choose_model(targets, asked)
@@ -51,9 +43,10 @@ def main() -> None:
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
     sampler = TransformersSampler(model, how, prompts[0])
     for question in [flags.question] if flags.question else questions():
+        problems = [Problem("question", question, "")]
         for target, prompt in zip(targets, prompts, strict=True):
             tokenizer = load_prompt_tokenizer(sampler, target.adapter, prompt)
-            requests = make_requests(sampler, [Problem("question", question, "")], how, prompt, tokenizer)
+            requests = make_requests(sampler, problems, how, prompt, tokenizer)
             ((row,),) = sampler.sample(requests, set(), target.adapter)
             title = target.label or f"{'' if asked else 'base '}model ({short_name(model)})"
             lines = f"--- {title}", *row["completion"].strip().split("\n")

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,10 @@ from gtpo.runs.provenance import provenance
 logger = logging.getLogger(__name__)
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
-    *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
+    "checkpoint",
+    "backend",
+    "gpu_memory_utilization",
+    "limit",
     *fields_of([Sampling, PromptArguments]),
 )
 
@@ -55,7 +58,7 @@ class Job:
     @property
     def title(self) -> str:
         """Label and benchmark, for the progress bar."""
-        name = self.head.settings["benchmark"]
+        name = self.path.stem
         return printable(f"{self.path.parent.name}, {BENCHMARK_TITLES.get(name, name)}")
 
 
@@ -82,16 +85,16 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     return selected
 
 
-def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
-    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them."""
+def load_problems(name: str, source: str, flags: EvaluationArguments) -> Problems:
+    """The problems of a benchmark, by name and source as :func:`select_benchmarks` gives them."""
     if name in BENCHMARK_TITLES:
         graded_by = None if flags.user_grader else flags.grader
-        return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
+        return Problems(load_benchmark(name, flags.data_dir)[: flags.limit], graded_by=graded_by)
     rows, dropped = load_user_benchmark(name, source, flags, flags.user_grader is not None, flags.limit)
     grader = None
     if flags.user_grader:
         grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns])
-    return Problems(rows[:limit], dropped, grader, flags.grader)
+    return Problems(rows, dropped, grader, flags.grader)
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
@@ -126,65 +129,53 @@ class EvaluationPlan:
 
     jobs: list[Job]
     sampling: Sampling
-    model: str  # Hub id or path of the base model
-    backend: str  # vllm or transformers
-    lora_rank: int | None  # the largest of the adapters; None without adapters
-    gpu_memory_utilization: float  # share of GPU memory for vLLM, 0 to 1
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        """The loaded model, for all jobs."""
-        prompt = self.jobs[0].prompt
-        if self.backend == "transformers":
-            return sampling.TransformersSampler(self.model, self.sampling, prompt)
-        return sampling.VLLMSampler(self.model, self.sampling, self.lora_rank, self.gpu_memory_utilization, prompt)
+    load: Callable[[], Sampler]  # the model, once for all jobs
 
     def run(self, overwrite: bool = False, shard: str | None = None) -> None:
         """Sample what is missing, as :func:`run_job`; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
         stop_on_signals()
         for job in self.jobs:
-            run_job(job, self.sampling, lambda: self.sampler, overwrite, shard)
+            run_job(job, self.sampling, self.load, overwrite, shard)
 
 
 def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     """The plan of a command line; UsageError if its completion files are of something else."""
     sources = select_benchmarks(flags)
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
-    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
+    problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
-    how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])})
-    how = replace(how, load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated))
-    if backend != "transformers":
-        how = replace(how, batch_size=None)
+    options = {name: getattr(flags, name) for name in fields_of([Sampling])}
+    options["load_in_4bit"] = targets.choose_4bit(flags.load_in_4bit, evaluated)
+    if backend == "vllm":
+        options["batch_size"] = None
+    how = Sampling(**options)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
     base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
     made_with = provenance() | {storage.BEGUN: datetime.now().isoformat(timespec="seconds")}
-    jobs = []
+    jobs: list[Job] = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
         settings = base | {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
-        directory = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated))
+        label = target.label or targets.model_label(model, evaluated)
+        directory = Path(flags.output_dir) / label
+        if directory in [job.path.parent for job in jobs]:
+            raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
         for name, asked in problems.items():
             data = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
             data = {"source": sources[name], **data, "grader": asked.graded_by}
             origin = Origin(model, adapter, target.checkpoint, made_with, data)
             settings |= {"benchmark": name, "problems": len(asked.rows)}
             head = Head(settings | {"problems_hash": storage.problems_hash(asked.rows)}, origin)
-            jobs.append(Job(directory / f"{name}.jsonl", asked, head))
-    _check_files(jobs, flags.overwrite)
-    return EvaluationPlan(jobs, how, model, backend, targets.max_lora_rank(evaluated), flags.gpu_memory_utilization)
-
-
-def _check_files(jobs: Sequence[Job], overwrite: bool) -> None:
-    """Refuse jobs that share a completion file, and files of other settings."""
-    paths = [job.path for job in jobs]
-    for job in jobs:
-        if paths.count(job.path) > 1:
-            label = job.path.parent.name
-            raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
-        if not overwrite:
-            storage.check_settings(job.path, job.head.settings, job.problems.rows)
+            path = directory / f"{name}.jsonl"
+            if not flags.overwrite:
+                storage.check_settings(path, head.settings, asked.rows)
+            jobs.append(Job(path, asked, head))
+    load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how, prompts[0])
+    if backend == "vllm":
+        rank = targets.max_lora_rank(evaluated)
+        load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization, prompts[0])
+    return EvaluationPlan(jobs, how, cache(load))
 
 
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
@@ -195,26 +186,21 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     for name in STORED_FLAGS:
         if name in given:
             raise UsageError(f"--regrade reads --{name} from the stored completions: remove it.")
-    sources = select_benchmarks(flags) if flags.benchmarks else None
+    sources = select_benchmarks(flags) if flags.benchmarks else {}
     jobs = []
     for path in storage.find_completion_files(Path(flags.output_dir), sources):
         head = storage.read_head(path)
         stored = head.origin.data
-        source = sources[path.stem] if sources else stored["source"]
-        known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
+        source = sources.get(path.stem) or stored["source"]
         grader = stored.get("grader")
         if grader not in (None, MATH_VERIFY) and not flags.user_grader:
             raise UsageError(f"{path} was graded by {grader}: if you trust it, add --grader {shlex.quote(grader)}.")
-        try:
-            problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
-        except UsageError as error:  # it quotes the file, and the path may be a stranger's
-            if sources or flags.user_grader:
-                raise
-            raise UsageError(f"{path}: its problems cannot be read from {source}: name --benchmarks.") from error
+        known = {flag: value for flag, value in stored.items() if flag in DATA_FLAGS and flag not in given}
+        asked = replace(flags, limit=head.settings.get("problems"), **known)
+        problems = load_problems(path.stem, source, asked)
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
-        record = vars(head.origin) | {"settings": head.settings}
-        if storage.weights_have_changed(record):
+        if storage.weights_have_changed(vars(head.origin) | vars(head)):
             logger.warning("%s: the weights have changed since these completions: evaluate them again", path)
         jobs.append(Job(path, problems, head))
     if not jobs:
@@ -235,7 +221,11 @@ def _stop(number: int, frame: Any) -> None:
 
 
 def run_job(
-    job: Job, how: Sampling, load: Callable[[], Sampler], overwrite: bool = False, shard: str | None = None
+    job: Job,
+    how: Sampling,
+    load: Callable[[], Sampler],
+    overwrite: bool = False,
+    shard: str | None = None,
 ) -> None:
     """Sample the completions that are not in the file yet, and append them as they finish.
 
@@ -268,8 +258,6 @@ def run_job(
         scored = ("format",) if job.problems.grader else ("format", "accuracy")
         check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], job.prompt, scored)
         mine = sampling.keys_of_shard(requests, how.batch_size, shard) if shard else keys
-        if done >= mine:
-            return
         with CompletionBar(job.title, len(mine), len(done & mine), how.max_new_tokens) as bar:
             for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
                 file.append(rows)

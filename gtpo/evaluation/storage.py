@@ -10,7 +10,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,15 +25,21 @@ from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
-COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
+COLUMNS = {
+    "id",
+    "sample",
+    "completion",
+    "tokens",
+    "finished",
+}
 BEGUN = "begun"  # key of an origin's environment: when an evaluation began, in local time
 _SETTINGS = b'{"settings": '  # how a line of settings begins
 
 
-def find_completion_files(directory: Path, benchmarks: Collection[str] | None = None) -> list[Path]:
+def find_completion_files(directory: Path, benchmarks: Collection[str] = ()) -> list[Path]:
     """The completion files of some benchmarks, or of all, in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
     paths = filter(has_completions, sorted(directory.glob("*/*.jsonl")))
-    if benchmarks is not None:
+    if benchmarks:
         return [path for path in paths if path.stem in benchmarks]
     return [path for path in paths if path.read_bytes().startswith(_SETTINGS)]
 
@@ -94,7 +100,10 @@ class CompletionFile:
 
 @contextmanager
 def open_completions(
-    path: Path, head: Head, problems: Sequence[Problem] = (), overwrite: bool = False
+    path: Path,
+    head: Head,
+    problems: Sequence[Problem] = (),
+    overwrite: bool = False,
 ) -> Iterator[CompletionFile]:
     """Open a completion file for appending, by one process; ``overwrite`` discards what is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,9 +117,9 @@ def open_completions(
             done = set() if overwrite else stored_keys(path, head.settings, problems)
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
-            stored = read_head(path) if done else None
             has_head = False
-            if stored is not None:
+            if done:
+                stored = read_head(path)
                 has_head = stored.settings == head.settings and stored.origin.data == head.origin.data
             yield CompletionFile(file, head, problems, done, has_head)
     finally:
@@ -145,20 +154,17 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     if not has_completions(path):
         return
     stored = read_head(path).settings
-    count = stored.get("problems")
-    k = stored.get("k")
-    has_size = isinstance(count, int) and isinstance(k, int) and k <= settings.get("k", 0)
-    if has_size and problems_hash(problems[:count]) == stored.get("problems_hash"):
+    first_problems = problems_hash(problems[: stored.get("problems")])
+    if first_problems == stored.get("problems_hash") and stored["k"] <= settings["k"]:
         stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
-    changed = {}  # name -> what it was and is
+    changed = []
     for name in settings | stored:
         was = stored.get(name)
         now = settings.get(name)
         if was != now:
-            changed[name] = f"{name} was {was!r:.80}, is {now!r:.80}"
+            changed.append(f"{name} was {was!r:.80}, is {now!r:.80}")
     if changed:
-        without_hashes = [change for name, change in changed.items() if not name.endswith("_hash")]
-        differences = ", ".join(without_hashes or changed.values())
+        differences = ", ".join(changed)
         raise UsageError(f"{path} was created with other settings ({differences}): set --output_dir, or --overwrite.")
 
 
@@ -176,12 +182,10 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if line.startswith(_SETTINGS):
             continue
-        try:
+        row: Row = {}
+        with suppress(ValueError):
             row = json.loads(line)
-            is_valid = {name: type(value) for name, value in row.items()} == COLUMNS
-        except (ValueError, AttributeError, RecursionError):
-            is_valid = False
-        if not is_valid:
+        if set(row) != COLUMNS:
             raise UsageError(f"{path}, line {number} is not a completion: delete the line, or add --overwrite.")
         rows.append(row)
     return head, rows
@@ -210,11 +214,10 @@ def weights_have_changed(entry: Mapping[str, Any]) -> bool:
     for name in ("model", "adapter"):
         stored = settings.get(name)
         directory = entry.get(name)
-        if not stored or not directory or not Path(directory).is_dir():
-            continue
-        written = max(path.stat().st_ctime_ns for path in Path(directory).iterdir())
-        if _fingerprint_at(Path(directory), written) != stored:
-            return True
+        if stored and directory and Path(directory).is_dir():
+            written = max(path.stat().st_ctime_ns for path in Path(directory).iterdir())
+            if _fingerprint_at(Path(directory), written) != stored:
+                return True
     return False
 
 

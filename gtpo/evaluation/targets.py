@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
+from gtpo.arguments import PromptArguments, alias_of, hub_name, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import fingerprint
@@ -32,7 +32,11 @@ class Target:
     checkpoint: str | None = None  # last, best or the number of a step; None if the adapter was given directly
 
 
-def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
+def find_targets(
+    adapters: Sequence[str],
+    model: str | None,
+    checkpoint: str = LAST,
+) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
     if not adapters:
         if model is not None:
@@ -44,12 +48,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
-    targets = []
-    for name in adapters:
-        if name == "base":
-            targets.append(Target(""))
-        else:
-            targets.append(adapter_target(name, checkpoint))
+    targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     for adapter in _adapters(targets):
         check_model_files(adapter)
     return targets
@@ -59,7 +58,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     """The adapter of a run at a checkpoint, or the adapter in the directory itself."""
     directory = Path(name)
     run = existing_run(name)
-    if _is_adapter(directory) and checkpoint == LAST:
+    if (directory / "adapter_config.json").is_file() and checkpoint == LAST:
         return Target(label_of(directory), directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if (run.model / "config.json").is_file():
@@ -76,9 +75,8 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
-    is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
-    if not is_lora or config.get("layer_replication") or _rank_of(config) > 4096:  # a stranger's could fill memory
-        raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
+    if config.get("peft_type") != "LORA" or not config.get("base_model_name_or_path"):
+        raise UsageError(f"{path}: expected peft_type LORA and base_model_name_or_path.")
     return config
 
 
@@ -89,18 +87,15 @@ def _noted(config: dict[str, Any]) -> dict[str, Any]:
 
 def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
-    ranks = [_rank_of(adapter_config(adapter)) for adapter in _adapters(targets)]
+    ranks = []
+    for adapter in _adapters(targets):
+        config = adapter_config(adapter)
+        ranks += [config["r"], *config.get("rank_pattern", {}).values()]
     return max(ranks, default=None)
 
 
 def _adapters(targets: Sequence[Target]) -> list[Path]:
     return [target.adapter for target in targets if target.adapter]
-
-
-def _rank_of(config: dict[str, Any]) -> int:
-    """The largest rank of an adapter."""
-    patterns = config.get("rank_pattern") or {}
-    return max(config.get("r", 0), 0, *patterns.values())
 
 
 def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
@@ -117,21 +112,24 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
         raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
     if True not in trained:
         return False
-    lacking = None
-    if not gpu_is_available():
-        lacking = "a GPU"
-    elif not is_installed("bitsandbytes"):
-        lacking = "bitsandbytes"
-    if lacking:
-        logger.warning("%s was trained in 4 bits, which need %s: it is evaluated on others", trained[True], lacking)
-    return not lacking
+    is_possible = gpu_is_available() and is_installed("bitsandbytes")
+    if not is_possible:
+        logger.warning(
+            "%s was trained in 4 bits, which need a GPU and bitsandbytes: it is evaluated on others",
+            trained[True],
+        )
+    return is_possible
 
 
-def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
+def choose_prompts(
+    asked: dict[str, Any],
+    targets: Sequence[Target],
+    model: str = "",
+) -> list[PromptArguments]:
     """How each target is asked: as the run of an adapter or model was trained, or as the flags say.
 
     The base model gets the prompt of the adapters evaluated with it. Alone, ``model`` can be the final or merged model
-    of a run. Deviations from the paper's prompt are logged.
+    of a run.
     """
     prompts = {}
     for target in targets:
@@ -139,22 +137,16 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
             trained = _run_settings(target.adapter)
             if not trained:
                 logger.warning("%s does not name its prompt: flags and the paper's are used", target.adapter)
-            prompts[target] = PromptArguments(**(stored_prompt(trained) | asked))
+            prompts[target] = PromptArguments(**stored_prompt(trained) | asked)
     of_model = {}
     if Path(model).is_dir():
         of_model = stored_prompt(_run_settings(Path(model)))
-    first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
+    first, *others = prompts.values() or [PromptArguments(**of_model | asked)]
     if len(prompts) < len(targets):  # the base model gets the first one
-        for prompt in prompts.values():
-            for name in _differing(first, prompt):
-                others = "and that of the base model is ambiguous"
-                raise UsageError(f"the runs have different --{name}, {others}: set --{name}.")
-    chosen = [prompts.get(target, first) for target in targets]
-    for target, prompt in zip(targets, chosen, strict=True):
-        changed = [f"--{name} {getattr(prompt, name)!r}" for name in _differing(PromptArguments(), prompt)]
-        if changed:
-            logger.warning("the prompt of %s has %s", target.label or "the base model", ", ".join(changed))
-    return chosen
+        for other in others:
+            for name in _differing(first, other):
+                raise UsageError(f"the runs differ in --{name}, so that of the base model is ambiguous: set --{name}.")
+    return [prompts.get(target, first) for target in targets]
 
 
 def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
@@ -173,11 +165,11 @@ def _run_settings(weights: Path) -> dict[str, Any]:
     return run.read_config() if run.config.is_file() else {}
 
 
-def _is_adapter(directory: Path) -> bool:
-    return (directory / "adapter_config.json").is_file()
-
-
-def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:
+def choose_model(
+    targets: Sequence[Target],
+    asked: str | None,
+    slow: bool = False,
+) -> str:
     """The Hub id or path of the base model that all adapters were trained from; without adapters, ``asked``.
 
     ``asked``, the flag ``--model``, overrides where it is loaded from; ``slow`` accepts the paper's models on a CPU.
@@ -185,7 +177,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     """
     configs = {adapter: adapter_config(adapter) for adapter in _adapters(targets)}
     bases = {config["base_model_name_or_path"]: adapter for adapter, config in configs.items()}
-    first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
+    first, *others = bases or [hub_name(str(asked))]
     for other in others:
         if not same_model(first, other):
             raise UsageError(f"{bases[first]} was trained from {first}, {bases[other]} from {other}: use two commands.")
@@ -238,10 +230,9 @@ def same_model(a: str, b: str) -> bool:
 
 
 def refuse_large_model_without_gpu(model: str) -> None:
-    """Refuse the paper's models on a CPU, an alias, Hub id or path; ``--backend transformers`` skips this check."""
-    model = MODEL_ALIASES.get(model, model)
-    large = any(same_model(model, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
-    if (large or model.endswith("bnb-4bit")) and not gpu_is_available():
+    """Refuse the paper's models on a CPU, by alias or Hub id; ``--backend transformers`` skips this check."""
+    is_large = alias_of(model) in ("llama", "qwen") or model.endswith("bnb-4bit")
+    if is_large and not gpu_is_available():
         raise UsageError(f"{model} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
 
 

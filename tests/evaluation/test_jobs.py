@@ -135,7 +135,7 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     flags = EvaluationArguments(["arithmetic"], runs=["outputs/older"], gpu_memory_utilization=0.5)
     plan = plan_evaluation(flags)
     assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
-    assert plan.sampler is plan.sampler
+    assert plan.load() is plan.load()
     assert started == [(str(tiny), plan.sampling, 4, 0.5, PromptArguments())]
 
 
@@ -151,12 +151,6 @@ def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Te
     job.path.write_text(job.path.read_text().replace(job.head.settings["problems_hash"], ""))
     with raises(UsageError, match="--data_dir"):  # other problems
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
-    (tmp_path / "secret.jsonl").write_text('"SECRET"\n')  # a file of the user, in results of a stranger
-    own = job.path.rename(job.path.with_name("own.jsonl"))
-    own.write_text(own.read_text().replace('"source": "arithmetic"', f'"source": "{tmp_path}/secret.jsonl"'))
-    with raises(UsageError, match=r"secret\.jsonl: name --benchmarks") as error:
-        find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
-    assert "SECRET" not in str(error.value)
 
 
 def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(

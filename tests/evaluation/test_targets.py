@@ -93,10 +93,7 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@mark.parametrize(
-    "settings",
-    [{"peft_type": "x"}, {"base_model_name_or_path": None}, {"r": 10**6}, {"layer_replication": [[0, 2]] * 9}],
-)
+@mark.parametrize("settings", [{"peft_type": "x"}, {"base_model_name_or_path": None}])
 def test_adapters_of_another_kind_and_pickled_ones_are_refused(outputs: Path, settings: dict) -> None:
     adapter = outputs / "older" / "adapter"
     edit_config(adapter, **settings)
@@ -242,7 +239,7 @@ def test_a_4bit_adapter_without_gpu_or_bitsandbytes_is_evaluated_with_a_warning(
         monkeypatch.setattr(targets, "gpu_is_available", lambda has_gpu=has_gpu: has_gpu)
         assert choose_4bit(None, trained[1:]) is False and len(caplog.messages) == has_gpu
         assert choose_4bit(None, trained[:1]) is False
-    assert ["bitsandbytes" in message for message in caplog.messages] == [False, True]
+    assert all("a GPU and bitsandbytes" in message for message in caplog.messages)
 
 
 THINK = "<think> </think> <answer> </answer>"
@@ -256,11 +253,10 @@ def prompted(outputs: Path) -> list[Target]:
     return [*find_targets(["outputs/older", "outputs/demo/newer"], None), Target("")]
 
 
-def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog: LogCaptureFixture) -> None:
+def test_adapters_are_asked_as_they_were_trained(prompted: list[Target]) -> None:
     think, earlier, base = prompted
     expected = PromptArguments(tags=THINK, system_prompt="none")
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
-    assert len(caplog.messages) == 1 and THINK in caplog.text
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
     assert think.adapter

@@ -125,8 +125,8 @@ arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic
 arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
 arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
 arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
-arithmetic --output_dir=|arithmetic --compare a b|amc2023
-arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
+arithmetic --compare a b|amc2023
+gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """
 evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
