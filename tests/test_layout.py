@@ -137,7 +137,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(6_970, 10.04),
     "data": Limit(8_095, 10.04),
-    "evaluation": Limit(15_757, 10.46),
+    "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_432, 10.52),
     "grading": Limit(12_480, 9.97),
     "models": Limit(7_800, 9.71),

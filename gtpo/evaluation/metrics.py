@@ -57,10 +57,8 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
     votes: Counter[Hashable] = Counter()  # in the order of the first occurrence
     for answer, is_correct in list(zip(answers, correct, strict=True))[:k]:
         form = canonical_form(answer or "")
-        if form and is_correct:
-            votes[GOLD] += 1
-        elif form:
-            votes[form] += 1
+        if form:
+            votes[GOLD if is_correct else form] += 1
     if not votes:
         return 0.0
     winner, _ = votes.most_common(1)[0]  # of equally frequent ones the first
@@ -68,7 +66,8 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
 
 
 def bootstrap_interval(
-    per_problem_scores: Sequence[float], bounds: tuple[float, float] = (0.0, 1.0)
+    per_problem_scores: Sequence[float],
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """95 % bootstrap interval of the mean score: problems are resampled with replacement, their samples are not.
 

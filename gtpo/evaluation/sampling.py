@@ -125,7 +125,12 @@ def derived_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: Any) -> Row:
+def to_row(
+    request: Request,
+    tokens: Sequence[int],
+    finished: bool,
+    tokenizer: Any,
+) -> Row:
     """A completion as a row of the completion file; ``finished`` is False if max_new_tokens truncated it."""
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {
@@ -194,7 +199,13 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def _generate(self, model: Any, batch: Sequence[Request], counter: TokenCounter, end_ids: list[int]) -> list[Row]:
+    def _generate(
+        self,
+        model: Any,
+        batch: Sequence[Request],
+        counter: TokenCounter,
+        end_ids: list[int],
+    ) -> list[Row]:
         import torch
         from torch.nn.utils.rnn import pad_sequence
         from transformers import GenerationConfig

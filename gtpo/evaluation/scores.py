@@ -5,7 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -20,22 +20,7 @@ from gtpo.files import write_atomically
 from gtpo.prompts import PromptFormat
 from gtpo.runs.provenance import git_revision
 
-
-class _Verdicts(NamedTuple):
-    """The answers in the completions of one problem, and whether they are correct; lenient ones by our grader alone."""
-
-    answers: Sequence[str | None]
-    correct: Sequence[bool]
-    lenient_answers: Sequence[str | None] = ()
-    lenient: Sequence[bool] = ()
-
-    def scores(self) -> dict[str, list[float]]:
-        """Metric -> its value at each k'."""
-        scores = _scores_of(self.answers, self.correct)
-        if self.lenient:
-            lenient = _scores_of(self.lenient_answers, self.lenient)
-            scores |= {"pass_lenient": lenient["pass"], "maj_lenient": lenient["maj"]}
-        return scores
+Graded = tuple[Sequence[str | None], Sequence[bool]]  # the answers in the completions of a problem; if they are correct
 
 
 def grade(path: Path, problems: Problems) -> Entry:
@@ -48,22 +33,21 @@ def grade(path: Path, problems: Problems) -> Entry:
     if len(completions) != len(keys):
         raise UsageError(f"{path} has {len(completions)} of {len(keys)} completions: resume it without --regrade.")
     timeouts_before = grading.timeouts()
-    per_problem, unreadable = [], 0
-    by_metric: dict[str, list[list[float]]] = defaultdict(list)
+    per_problem, scores, unreadable = [], [], 0
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
         verdicts = _judge(problem, texts, problems, prompt)
-        scores = verdicts.scores()
-        for metric, values in scores.items():
-            by_metric[metric].append(values)
-        unreadable += sum(not grading.normalise(answer or "") for answer in verdicts.answers)
-        per_problem.append(_record(problem, verdicts, sum(map(prompt.follows_format, texts)), scores["maj"]))
-    means, intervals = _over_problems(sizes_up_to(k), by_metric)
+        scores.append(_scores_of(verdicts))
+        answers, _ = verdicts[""]
+        unreadable += sum(not grading.normalise(answer or "") for answer in answers)
+        formatted = sum(map(prompt.follows_format, texts))
+        per_problem.append(_record(problem, verdicts, formatted, scores[-1]["maj"]))
+    means, intervals = _over_problems(sizes_up_to(k), scores)
     shares = {
-        "format": _percent(sum(problem.formatted for problem in per_problem) / len(keys)),
-        "finished": _percent(sum(row["finished"] for row in completions.values()) / len(keys)),
+        "format": _percent(fmean(problem.formatted for problem in per_problem) / k),
+        "finished": _percent(fmean(row["finished"] for row in completions.values())),
         "unreadable": _percent(unreadable / len(keys)),
-        "tokens": sum(row["tokens"] for row in completions.values()) / len(keys),
+        "tokens": fmean(row["tokens"] for row in completions.values()),
     }
     return Entry(
         label=path.parent.name,
@@ -85,27 +69,42 @@ def grade(path: Path, problems: Problems) -> Entry:
     )
 
 
-def _judge(problem: Problem, texts: Sequence[str], problems: Problems, prompt: PromptFormat) -> _Verdicts:
-    """The verdicts of the grader that the problems name; by default ours."""
+def _judge(
+    problem: Problem,
+    texts: Sequence[str],
+    problems: Problems,
+    prompt: PromptFormat,
+) -> dict[str, Graded]:
+    """By the grader that the problems name; by default ours, which is strict, "", and also ``_lenient``."""
     tags = prompt.tags[2:]
     if not problems.graded_by:
         verdicts = [grading.grade_text(text, problem.gold, *tags) for text in texts]
-        return _Verdicts(*map(list, zip(*verdicts, strict=True)))
+        of_block, strict, of_text, lenient = zip(*verdicts, strict=True)
+        return {"": (of_block, strict), "_lenient": (of_text, lenient)}
     answers = [grading.extract_answer(text, None, *tags) for text in texts]
     if problems.grader:
-        return _Verdicts(answers, problems.grader(problem, prompt.to_messages(problem.question), texts))
-    return _Verdicts(answers, [grading.math_verify_accepts(answer, problem.gold) for answer in answers])
+        correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
+    else:
+        correct = [grading.math_verify_accepts(answer, problem.gold) for answer in answers]
+    return {"": (answers, correct)}
 
 
-def _record(problem: Problem, verdicts: _Verdicts, formatted: int, majority: Sequence[float]) -> ProblemScores:
+def _record(
+    problem: Problem,
+    verdicts: Mapping[str, Graded],
+    formatted: int,
+    majority: Sequence[float],
+) -> ProblemScores:
+    _, correct = verdicts[""]
+    _, lenient = verdicts.get("_lenient", ((), ()))
     return ProblemScores(
         id=problem.id,
         gold=problem.gold,
-        n=len(verdicts.correct),
-        c=sum(verdicts.correct),  # strict
+        n=len(correct),
+        c=sum(correct),  # strict
         formatted=formatted,
-        correct=_marks(verdicts.correct),
-        correct_lenient=_marks(verdicts.lenient) or None,
+        correct=_marks(correct),
+        correct_lenient=_marks(lenient) or None,
         majority=_marks(map(bool, majority)),
     )
 
@@ -129,28 +128,30 @@ def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     return results
 
 
-def _scores_of(answers: Sequence[str | None], correct: Sequence[bool]) -> dict[str, list[float]]:
+def _scores_of(verdicts: Mapping[str, Graded]) -> dict[str, list[float]]:
     """The scores of one problem: metric -> its value at each k'."""
-    k = len(correct)
-    sizes = sizes_up_to(k)
-    return {
-        "pass": [pass_at_k(k, sum(correct), size) for size in sizes],
-        "pass_first_k": [first_k_pass(correct, size) for size in sizes],
-        "maj": [majority_at_k(answers, correct, size) for size in sizes],
-    }
+    scores = defaultdict(list)
+    for kind, (answers, correct) in verdicts.items():
+        n = len(correct)
+        for k in sizes_up_to(n):
+            scores[f"pass{kind}"].append(pass_at_k(n, sum(correct), k))
+            if not kind:
+                scores["pass_first_k"].append(first_k_pass(correct, k))
+            scores[f"maj{kind}"].append(majority_at_k(answers, correct, k))
+    return scores
 
 
-def _over_problems(sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]) -> tuple[dict, dict]:
-    """Mean and interval of each metric in percent, by k'; ``by_metric`` has the scores of each problem."""
-    means: dict[str, dict[str, float]] = {}
-    intervals: dict[str, dict[str, list[float]]] = {}
-    for metric, rows in by_metric.items():
-        means[metric] = {}
-        for size, values in zip(map(str, sizes), zip(*rows, strict=True), strict=True):
-            means[metric][size] = _percent(sum(values) / len(values))
+def _over_problems(sizes: Sequence[int], scores: Sequence[dict[str, list[float]]]) -> tuple[dict, dict]:
+    """Mean and interval of each metric in percent, by k', from the scores of each problem."""
+    means: dict = {}
+    intervals: dict = {}
+    for metric in scores[0]:
+        rows = [of_problem[metric] for of_problem in scores]
+        for k, values in zip(map(str, sizes), zip(*rows, strict=True), strict=True):
+            means.setdefault(metric, {})[k] = _percent(fmean(values))
             if metric != "pass_first_k":
                 ends = bootstrap_interval(values)
-                intervals.setdefault(metric, {})[size] = list(map(_percent, ends))
+                intervals.setdefault(metric, {})[k] = list(map(_percent, ends))
     return means, intervals
 
 

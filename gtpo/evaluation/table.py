@@ -11,6 +11,15 @@ from gtpo.evaluation.targets import short_name
 PASS_COLUMNS = (1, 8, 16, 32, 64)
 MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
 WIDTH = 80  # columns of a terminal
+HEADER = [
+    "",
+    "Pass@k (%)",
+    "Maj@k (%)",
+    "Format",
+    "Cut off",
+    "Unreadable",
+    "Pass@1",
+]
 
 
 def format_table(entries: Sequence[Entry]) -> str:
@@ -60,18 +69,24 @@ def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
 
 def _block(rows: Sequence[Entry]) -> str:
     """Title and tables of one benchmark; grader and dropped rows are the same for all rows."""
-    columns = {"pass": _columns(rows, PASS_COLUMNS), "maj": _columns(rows, MAJ_COLUMNS)}
-    headers = [" ".join(f"{k:>5}" for k in ks) for ks in columns.values()]
-    cells = [
-        ["", "Pass@k (%)", "Maj@k (%)", "Format", "Cut off", "Unreadable", "Pass@1"],
-        ["", *headers, "(%)", "(%)", "(%)", "95 % interval"],
-    ]
+    columns = {
+        "pass": _columns(rows, PASS_COLUMNS),
+        "maj": _columns(rows, MAJ_COLUMNS),
+    }
+    sizes = []
+    for ks in columns.values():
+        sizes.append(" ".join(f"{k:>5}" for k in ks))
+    cells = [HEADER, ["", *sizes, "(%)", "(%)", "(%)", "95 % interval"]]
     for row in rows:
         scores = row.scores
         label = row.label
         if row.settings.get("load_in_4bit"):
             label += " (4-bit)"
-        shares = scores["format"], 100 - scores["finished"], scores["unreadable"]
+        shares = [
+            scores["format"],
+            100 - scores["finished"],
+            scores["unreadable"],
+        ]
         shown = [f"{share:.1f}" for share in shares]
         cells.append([label, *_numbers(scores, columns), *shown, _interval(row.intervals["pass"])])
         if _differs_leniently(scores):
@@ -83,28 +98,26 @@ def _block(rows: Sequence[Entry]) -> str:
 
 def _heading(rows: Sequence[Entry]) -> list[str]:
     """The lines above the table of one benchmark."""
-    sizes = dict.fromkeys(str(row.k) for row in rows)
-    models = dict.fromkeys(short_name(row.origin.model) for row in rows)
     first = rows[0]
-    title = BENCHMARK_TITLES.get(first.benchmark, printable(first.benchmark))
+    title = BENCHMARK_TITLES.get(first.benchmark, first.benchmark)
+    sizes = " and ".join(dict.fromkeys(str(row.k) for row in rows))
+    models = " and ".join(dict.fromkeys(short_name(row.origin.model) for row in rows))
     lines = [
-        f"{title}: {first.problems} problems, k = {' and '.join(sizes)}",
-        f"Base model: {printable(' and '.join(models))}",
+        f"{title}: {first.problems} problems, k = {sizes}",
+        f"Base model: {models}",
     ]
     grader = first.graded_by.get("grader")
     if grader:
-        lines.append(f"Graded by {printable(grader)}")
-    dropped = [f"{count} {reason}" for reason, count in first.dropped.items()]
+        lines.append(f"Graded by {grader}")
+    dropped = ", ".join(f"{count} {reason}" for reason, count in first.dropped.items())
     if dropped:
-        lines.append(f"Rows dropped: {', '.join(dropped)}")
-    return lines
+        lines.append(f"Rows dropped: {dropped}")
+    return list(map(printable, lines))
 
 
 def _columns(rows: Sequence[Entry], of_paper: Sequence[int]) -> list[int]:
     """The columns of all rows."""
-    columns: set[int] = set()
-    for row in rows:
-        columns.update(columns_up_to(row.k, of_paper))
+    columns = {k for row in rows for k in columns_up_to(row.k, of_paper)}
     return sorted(columns)
 
 
@@ -115,10 +128,8 @@ def _numbers(scores: Mapping[str, Any], columns: Mapping[str, Sequence[int]], ki
         by_k = scores[metric + kind]
         numbers = []
         for k in map(str, ks):
-            if k in by_k:
-                numbers.append(f"{by_k[k]:5.1f}")
-            else:
-                numbers.append("    -")
+            number = f"{by_k[k]:5.1f}" if k in by_k else "    -"
+            numbers.append(number)
         cells.append(" ".join(numbers))
     return cells
 
@@ -129,9 +140,8 @@ def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
 
 def _differs_leniently(scores: Mapping[str, Any]) -> bool:
     """Whether a lenient score is over a point from the strict one; a user's grader gives none."""
+    differences = []
     for metric in ("pass", "maj"):
         lenient = scores.get(f"{metric}_lenient", {})
-        for k, score in lenient.items():
-            if abs(score - scores[metric][k]) > 1:
-                return True
-    return False
+        differences += [abs(score - scores[metric][k]) for k, score in lenient.items()]
+    return max(differences, default=0) > 1
