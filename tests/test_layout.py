@@ -143,7 +143,7 @@ LIMITS = {
     "models": Limit(7_800, 9.71),
     "reports": Limit(6_430, 10.18),
     "runs": Limit(4_990, 9.25),
-    "training": Limit(16_910, 9.90),
+    "training": Limit(17_040, 9.65),
     "": Limit(3_850, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(99_560, 10.00)

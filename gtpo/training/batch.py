@@ -38,24 +38,34 @@ def gather_rollouts(trainer: Any, batch: Batch, advantages: Tensor, span: str = 
         part = trainer.accelerator.pad_across_processes(batch[name], dim=1)
         rows.append(trainer.accelerator.gather(part))
     ids, valid = rows
-    group_size = int(trainer.num_generations if trainer.model.training else trainer.num_generations_eval)
+    group_size = trainer.num_generations
+    if not trainer.model.training:
+        group_size = trainer.num_generations_eval
     spans = conflict_spans(ids, valid, advantages, group_size, span)
     return Rollouts(ids, valid, spans, advantages, group_size)
 
 
 def padded_batch(prompt_ids: Ids, completion_ids: Ids, pad_token_id: int, device: torch.device) -> Batch:
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
-    batch = {}
-    for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
-    return batch
+    prompts, prompt_mask = padded(prompt_ids, "left", pad_token_id, device)
+    completions, completion_mask = padded(completion_ids, "right", pad_token_id, device)
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completions,
+        "completion_mask": completion_mask,
+    }
 
 
 def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and their mask. Shape (B, T) each."""
-    ids = [torch.tensor(row, dtype=torch.long) for row in lists]
-    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
-    return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)
+    ids = []
+    mask = []
+    for row in lists:
+        tokens = torch.tensor(row, dtype=torch.long)
+        ids.append(tokens)
+        mask.append(torch.ones_like(tokens))
+    return pad(ids, pad_token_id, side).to(device), pad(mask, 0, side).to(device)
 
 
 def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:

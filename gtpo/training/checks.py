@@ -40,9 +40,10 @@ def check_head(trainer: Any, batch: Batch) -> None:
     causal_lm = trainer._causal_lm(trainer.model)
     ids = torch.cat([prompt, completion])
     hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
-    hidden = hidden[len(prompt) - 1 : -1]  # (T, H), each predicts its token
+    predicts = slice(len(prompt) - 1, -1)  # each predicts its token
+    hidden = hidden[predicts]  # (T, H)
     rounding = _rounding(trainer, logits.dtype, hidden)
-    logits = logits[len(prompt) - 1 : -1].float() / trainer.temperature  # (T, V)
+    logits = logits[predicts].float() / trainer.temperature  # (T, V)
     log_pi = logits.log_softmax(-1)
     own = log_pi.gather(-1, completion[:, None])[:, 0]
     logps, _ = trainer._head(causal_lm, hidden, completion)
@@ -65,9 +66,11 @@ def _tokens(batch: Batch, part: str, row: int) -> Tensor:
 
 def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
     """The relative rounding of logits: that of the coarsest dtype on their way."""
-    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtypes = {of_logits, hidden.dtype, autocast.get(trainer.accelerator.mixed_precision, hidden.dtype)}
-    roundings = [torch.finfo(dtype).eps for dtype in dtypes]
+    precision = trainer.accelerator.mixed_precision
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, hidden.dtype)
+    roundings = []
+    for dtype in (of_logits, hidden.dtype, autocast):
+        roundings.append(torch.finfo(dtype).eps)
     if hidden.is_cuda:
         roundings.append(TF32)
     return max(roundings)
@@ -107,8 +110,8 @@ def score(trainer: Any, batch: Batch) -> Tensor:
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
     rows = trainer.args.per_device_train_batch_size
-    scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
-    return scores[0]
+    logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
+    return logps
 
 
 @torch.no_grad()
@@ -180,13 +183,18 @@ def _short_completions(trainer: Any) -> Iterator[None]:
 
 def _move(trainer: Any, question: Batch, weights: list[Tensor], before: list[Tensor]) -> None:
     """Add noise to the weights until ln pi of a question is ``NOISE`` nats per token from the base model's."""
-    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with policy.disable_adapter():
         base = score(trainer, question)
     size = 1e-3
-    while (score(trainer, question) - base).abs().mean() < NOISE and size < 100:
+    distance = 0.0
+    while distance < NOISE and size < 100:
         size *= 2
         for weight, old in zip(weights, before, strict=True):
-            weight.copy_(old + size * torch.randn_like(weight))
+            noise = torch.randn_like(weight)
+            weight.copy_(old + size * noise)
+        moved = score(trainer, question) - base
+        distance = float(moved.abs().mean())
 
 
 @torch.no_grad()
@@ -211,7 +219,8 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
         raise non_finite_error("a log-probability of the policy", trainer, [few | {"logps": logps}])
     with policy.disable_adapter():
         of_base = score(trainer, few)
-    policy_gap, base_gap = (_gap(trainer, scores, few) for scores in (logps, of_base))
+    policy_gap = _gap(trainer, logps, few)
+    base_gap = _gap(trainer, of_base, few)
     if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
         raise RunError(
             f"rollouts do not come from the adapter at step {trainer.state.global_step}: vLLM's log-probabilities "

@@ -13,9 +13,10 @@ def conflict_counts(whole: Rollouts) -> dict[str, float]:
     """Conflict tokens per completion and their share."""
     forward, backward = whole.spans
     conflicts = (forward | backward).sum()
+    tokens = whole.valid.sum().clamp(min=1)
     return {
         "conflict_tokens": (conflicts / len(whole.ids)).item(),
-        "conflict_fraction": (conflicts / whole.valid.sum().clamp(min=1)).item(),
+        "conflict_fraction": (conflicts / tokens).item(),
     }
 
 
@@ -25,13 +26,16 @@ def push_metrics(whole: Rollouts, weights_of_rows: Tensor, positive_weight: floa
     ``weights_of_rows``: w_i, shape (B,). With A_i > 0 lambda is ``positive_weight``.
     """
     forward, backward = whole.spans
-    strength = (whole.advantages * weights_of_rows).float()
-    weights = conflict_weights(forward | backward, whole.advantages.float(), positive_weight)
-    pushes = torch.stack(conflict_push(whole.ids, whole.valid, whole.spans, strength, weights, whole.group_size))
+    advantages = whole.advantages
+    strength = (advantages * weights_of_rows).float()
+    weights = conflict_weights(forward | backward, advantages.float(), positive_weight)
+    pushes = conflict_push(whole.ids, whole.valid, whole.spans, strength, weights, whole.group_size)
     found: dict[str, float] = {}
-    for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
+    by_span = torch.stack(pushes, 1).tolist()  # one transfer to the host
+    for span, (push, corrected) in zip(("", "_opening", "_closing"), by_span, strict=True):
         if not math.isnan(push):
-            found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
+            found[f"conflict_push{span}"] = push
+            found[f"conflict_push_corrected{span}"] = corrected
     return found
 
 
@@ -40,7 +44,8 @@ def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) 
     lengths = completion_mask.bool().sum(-1).float()  # |o_i|
     if normalizer is None:
         normalizer = (len(lengths) * lengths).clamp(min=1)
-    return (lengths > 0) / torch.as_tensor(normalizer, device=lengths.device).clamp(min=1)
+    total = torch.as_tensor(normalizer, device=lengths.device)
+    return (lengths > 0) / total.clamp(min=1)
 
 
 def clip_ratios(
@@ -50,16 +55,20 @@ def clip_ratios(
 
     ``ratio``: r_it, shape (B, T); ``advantages``: A_i, shape (B,). ``low_min`` and ``high_max`` are over completions.
     """
-    valid, sign = completion_mask.bool(), advantages[:, None]
-    low = (ratio < 1 - epsilon_low) & (sign < 0) & valid  # (B, T)
-    high = (ratio > 1 + epsilon_high) & (sign > 0) & valid
-    lengths, tokens = valid.sum(1), valid.sum().clamp(min=1)
+    valid = completion_mask.bool()
+    advantages = advantages[:, None]
+    low = (ratio < 1 - epsilon_low) & (advantages < 0) & valid  # (B, T)
+    high = (ratio > 1 + epsilon_high) & (advantages > 0) & valid
+    lengths = valid.sum(1)
+    tokens = valid.sum().clamp(min=1)
+    low_shares = low.sum(1) / lengths  # NaN without tokens
+    high_shares = high.sum(1) / lengths
     return {
         "clip_ratio/low_mean": low.sum() / tokens,
         "clip_ratio/high_mean": high.sum() / tokens,
         "clip_ratio/region_mean": (low | high).sum() / tokens,
-        "clip_ratio/low_min": (low.sum(1) / lengths).nan_to_num(nan=1.0).amin(),
-        "clip_ratio/high_max": (high.sum(1) / lengths).nan_to_num(nan=0.0).amax(),
+        "clip_ratio/low_min": low_shares.nan_to_num(nan=1.0).amin(),
+        "clip_ratio/high_max": high_shares.nan_to_num(nan=0.0).amax(),
     }
 
 
@@ -90,17 +99,21 @@ def conflict_push(
         those of the backward spans; NaN where there are none. Shape (3,) each.
     """
     valid = completion_mask.bool()
-    groups = torch.arange(len(valid), device=valid.device)[:, None] // group_size  # (B, 1)
+    rows, width = valid.shape
+    groups = torch.arange(rows, device=valid.device)[:, None] // group_size  # (B, 1)
     before = strength[:, None].expand_as(weights)
     after = strength[:, None] * weights
+    tokens_at_all = completion_ids.max() + 1
     totals = []
     counts = []
     for span, places in zip(spans, token_places(valid), strict=True):
-        slots = groups * (valid.shape[1] + 1) + places
-        tokens = slots * (completion_ids.max() + 1) + completion_ids  # equal for the same token, place and group
+        slots = groups * (width + 1) + places
+        tokens = slots * tokens_at_all + completion_ids  # equal for the same token, place and group
         distinct, which = tokens.unique(return_inverse=True)
-        values = torch.stack([before, after, span.to(before.dtype)]) * valid  # (3, B, T)
-        sums = values.new_zeros(3, len(distinct)).index_add(1, which.flatten(), values.flatten(1))
+        values = torch.stack([before, after, span.to(before.dtype)])
+        values = (values * valid).flatten(1)  # (3, B T)
+        sums = values.new_zeros(3, len(distinct))
+        sums.index_add_(1, which.flatten(), values)
         is_conflict = sums[2] > 0
         totals.append((sums[:2] * is_conflict).sum(1))
         counts.append(is_conflict.sum())

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
+from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import isolated_rng
 from gtpo.training.record import Recorder
 
@@ -71,34 +71,47 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Inside, random numbers are those of the seed and the table is not written; afterwards both are as before."""
-        training = copy.deepcopy(self._logs)
-        shown, self.log_completions = self.log_completions, False
-        recorder, self.recorder = self.recorder, Recorder(self)
+        table = copy.deepcopy(self._logs)
+        shown = self.log_completions
+        recorder = self.recorder
+        self.log_completions = False
+        self.recorder = Recorder(self)
         try:
             seed = self.args.seed + self.accelerator.process_index
             with isolated_rng(seed, self.accelerator.device):
                 yield
         finally:
-            self._logs, self.log_completions, self.recorder = training, shown, recorder
+            self._logs = table
+            self.log_completions = shown
+            self.recorder = recorder
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Transformers' loop; the metrics of its batches get the prefix, where TRL always writes ``eval_``."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         for name, values in self._metrics["eval"].items():
             known = [value for value in values if not math.isnan(value)]
-            mean = sum(known) / len(known) if known else None
+            mean = None
+            if known:
+                mean = sum(known) / len(known)
             output.metrics[f"{metric_key_prefix}_{name}"] = mean
         self._metrics["eval"].clear()
         return output
 
     def _store_last_completion(self) -> None:
-        last = {name: self._logs[name][-1] for name in ("prompt", "completion")}
-        rewards = self._logs["rewards"]
-        last["rewards"] = {name: values[-1] for name, values in rewards.items()}
-        last["step"] = self.state.global_step
-        path = Path(self.args.output_dir) / "completions" / f"held_out_{last['step']:05d}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(last))
+        logs = self._logs
+        step = self.state.global_step
+        rewards = {}
+        for name, values in logs["rewards"].items():
+            rewards[name] = values[-1]
+        last = {
+            "prompt": logs["prompt"][-1],
+            "completion": logs["completion"][-1],
+            "rewards": rewards,
+            "step": step,
+        }
+        folder = RunDirectory(self.args.output_dir).completions
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"held_out_{step:05d}.json", json.dumps(last))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""
@@ -112,10 +125,14 @@ class HeldOutEvaluation(trl.GRPOTrainer):
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        indices = [rows_of_batch for rows_of_batch, _ in batches]
-        prompts = iter([count for _, count in batches])
+        indices = []
+        prompts = []
+        for rows_of_batch, count in batches:
+            indices.append(rows_of_batch)
+            prompts.append(count)
+        counts = iter(prompts)
         collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
-        return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(prompts)))
+        return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(counts)))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""

@@ -80,25 +80,31 @@ class Recorder:
 
     def loss(self, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> None:
         """Keep what a micro-batch has measured; with the last one of a step all are read, at once."""
-        logps, entropy = logps.detach(), measured.entropy
+        trainer = self.trainer
+        logps = logps.detach()
+        entropy = measured.entropy
         keep = _filled(measured.keep, 1.0, entropy)
-        weights = _filled(measured.token_weights, math.nan, entropy) / self.trainer.losses()
-        scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
-        rows = torch.stack([inputs["row"], entropy, keep, weights], 1).float()
+        weights = _filled(measured.token_weights, math.nan, entropy)  # of this micro-batch alone
+        columns = [inputs["row"], entropy, keep, weights / trainer.losses()]
+        rows = torch.stack(columns, 1).float()
+        scalars = {"the loss": loss.detach()}
+        scalars |= self._metrics_of(measured, logps, inputs)
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
         self.unread.append(MicroBatch(scalars, rows, saved))
-        if not self.trainer.model.training or self.trainer.accelerator.sync_gradients:
+        if trainer.accelerator.sync_gradients or not trainer.model.training:
             self._read()
 
     def _metrics_of(self, measured: Measured, logps: Tensor, inputs: Batch) -> Metrics:
-        metrics = dict(measured.metrics or {})
-        metrics.setdefault("entropy", measured.entropy.mean())
+        trainer = self.trainer
+        metrics = {"entropy": measured.entropy.mean()}
+        metrics |= measured.metrics or {}
         if inputs.get("sampling_per_token_logps") is not None:
             drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
-            metrics |= sampler_metrics(self.trainer, drawn, inputs)
+            metrics |= sampler_metrics(trainer, drawn, inputs)
+        tokens = inputs["completion_mask"].sum()
+        share = tokens / inputs["num_items_in_batch"].clamp(min=1)
         for name in TOKEN_MEANS & metrics.keys():  # weight each process and micro-batch by its tokens
-            share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
-            metrics[name] = metrics[name] * share * self.trainer.losses()
+            metrics[name] = metrics[name] * share * trainer.losses()
         return metrics
 
     def _read(self) -> None:
@@ -110,7 +116,9 @@ class Recorder:
             packed.append(torch.cat([scalars, part.rows.flatten()]))
         gathered = self.trainer.accelerator.gather(torch.stack(packed)[None]).cpu().numpy()
         names = [*unread[0].scalars]
-        values, rows = np.split(gathered, [len(names)], axis=2)  # (R, M, scalars), (R, M, 4 b)
+        count = len(names)
+        values = gathered[..., :count]  # (R, M, scalars)
+        rows = gathered[..., count:]  # (R, M, 4 b)
         rows = rows.reshape(*rows.shape[:2], -1, 4)
         self._check_finite(values[..., 0], rows[..., 1], unread)
         self._read_rows(rows.reshape(-1, 4))
@@ -139,12 +147,13 @@ class Recorder:
 
         ``losses``: (R, M); ``entropies``: (R, M, b).
         """
-        is_finite = np.isfinite(losses) & np.isfinite(entropies).all(2)
+        of_rows = np.isfinite(entropies).all(2)
+        is_finite = (np.isfinite(losses) & of_rows).all(0)  # (M,)
         if is_finite.all():
             return
-        place = int(is_finite.all(0).argmin())
-        part = unread[place]
-        what = "the loss" if part.rows[:, 1].isfinite().all() else "the entropy"
+        part = unread[int(is_finite.argmin())]
+        entropy = part.rows[:, 1]
+        what = "the loss" if entropy.isfinite().all() else "the entropy"
         raise non_finite_error(what, self.trainer, [part.inputs])
 
     def _push(self) -> None:
@@ -164,11 +173,12 @@ def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:
 def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> list[Ids]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each."""
     spans = []
-    rows = torch.stack([ids, valid.bool(), mask], 1).cpu().numpy()
-    for tokens, is_valid, marked in rows:  # (T,) each
+    rows = torch.stack([ids, valid.bool(), mask], 1)
+    for tokens, is_valid, marked in rows.cpu().numpy():  # (T,) each
         own = is_valid > 0
+        changes = np.diff(marked[own], prepend=0, append=0)
         lengths = []
-        for edge in np.flatnonzero(np.diff(marked[own], prepend=0, append=0)):
+        for edge in np.flatnonzero(changes):
             text = tokenizer.decode(tokens[own][:edge], skip_special_tokens=True)
             lengths.append(len(text))
         spans.append(np.reshape(lengths, (-1, 2)).tolist())  # starts and ends
@@ -177,18 +187,23 @@ def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> l
 
 def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
     """Whether each completion, shape (B, T), ends at the length limit, without an end token."""
-    end_ids = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id], device=ids.device)
-    lengths = valid.sum(-1, keepdim=True)
-    last = ids.gather(1, (lengths - 1).clamp(min=0))[:, 0]
-    return (~torch.isin(last, end_ids)).tolist()
+    end_ids = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+    last = valid.sum(-1, keepdim=True) - 1
+    last_ids = ids.gather(1, last.clamp(min=0))[:, 0]
+    is_end = torch.isin(last_ids, torch.tensor(end_ids, device=ids.device))
+    return (~is_end).tolist()
 
 
 def messages(row: Row) -> list[dict[str, str]] | None:
     """The turns of a row's prompt; None for plain text."""
-    turns = row.get("prompt")
-    if not isinstance(turns, list):
+    prompt = row.get("prompt")
+    if not isinstance(prompt, list):
         return None
-    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in turns]
+    turns = []
+    for turn in prompt:
+        content = str(turn.get("content") or "")
+        turns.append({"role": str(turn["role"]), "content": content})
+    return turns
 
 
 def gold_answer(row: Row) -> str | None:
