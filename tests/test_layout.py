@@ -141,7 +141,7 @@ LIMITS = {
     "forward": Limit(12_432, 10.52),
     "grading": Limit(12_480, 9.97),
     "models": Limit(7_800, 9.71),
-    "reports": Limit(6_430, 10.18),
+    "reports": Limit(6_430, 9.73),
     "runs": Limit(4_990, 9.25),
     "training": Limit(17_040, 9.65),
     "": Limit(3_850, 8.55),  # the ground

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
-from gtpo.files import write_atomically
+from gtpo.files import read_yaml, write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
 from gtpo.runs.directory import RunDirectory, existing_run, method_of
 
@@ -27,15 +27,11 @@ COLORS = {  # by arm, in every figure: the method of a run, or the part of GTPO 
     "entropy_control": "#CC79A7",  # without the conflict correction of GTPO
     "sft": "#882255",
 }
+STUDENT_T: list[float] = read_yaml(Path(__file__).with_name("intervals.yaml"))["quantiles"]
 DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 4)))  # the conditions of one arm
 LINE_WIDTH = 1.8
 LN2 = math.log(2)
 LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
-# 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, an expansion in 1 / freedom
-T = (
-    *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
-    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 
 
 def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -49,7 +45,7 @@ def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str,
         window: Logged steps of the mean.
         arms: The arm of each label, a key of ``COLORS``; by default the label, such as GTPO.
     """
-    panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
+    panels = panels_of(runs.values())
     styles = line_styles({label: arms.get(label, label.lower()) for label in runs})
     rows_of_panels = 2 if len(panels) == 4 else 1
     figure, axes = grid(rows_of_panels, len(panels) // rows_of_panels)
@@ -59,7 +55,7 @@ def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str,
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
-        axis.set_title(title)
+        axis.set_title(plain_text(title))
     add_legend(figure)
     figure.suptitle(
         f"Samples of the policy; pale: as logged, line: mean of the last {window} logged steps", fontsize=10
@@ -69,12 +65,15 @@ def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str,
 
 def _plot_metric(axis: Any, label: str, rows: Rows, metric: str, window: int, style: Mapping[str, Any]) -> None:
     """One metric of one run: as logged, smoothed, and on held-out rows."""
-    plot_run(axis, None, rows, metric, 1, {"color": style["color"], "alpha": 0.35, "linewidth": 0.8})
+    pale = {"color": style["color"], "alpha": 0.35, "linewidth": 0.8}
+    markers = {**style, "marker": "o", "markersize": 4}
+    plot_run(axis, None, rows, metric, 1, pale)
     plot_run(axis, label, rows, metric, window, style)
     if metric == "accuracy":
         dotted = {**style, "linestyle": ":", "zorder": 1.9}  # below the line of accuracy
-        plot_run(axis, f"{label}, any format, where it differs", rows, "accuracy_lenient", window, dotted)
-    plot_run(axis, f"{label}, held out", rows, f"eval_{metric}", 1, {**style, "marker": "o", "markersize": 4})
+        any_format = f"{label}, any format, where it differs"
+        plot_run(axis, any_format, rows, "accuracy_lenient", window, dotted)
+    plot_run(axis, f"{label}, held out", rows, f"eval_{metric}", 1, markers)
 
 
 def plain_text(text: str) -> str:
@@ -89,11 +88,18 @@ def panels_of(runs: Collection[Rows]) -> dict[str, str]:
     for rows in runs:
         rewards.update(reward_names(rows))
         for row in rows:
-            logged.update(key for key, value in row.items() if value is not None)
-    custom = sorted(rewards - {"format_reward", "accuracy_reward"})
-    panels = {f"rewards/{name}/mean": name for name in custom}
-    panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
-    return panels if len(panels) > 1 else {"loss": "loss"} | panels
+            for metric, value in row.items():
+                if value is not None:
+                    logged.add(metric)
+    panels = {}
+    for name in sorted(rewards - {"format_reward", "accuracy_reward"}):
+        panels[f"rewards/{name}/mean"] = name
+    for metric, label in PANELS.items():
+        if metric in logged:
+            panels[metric] = label
+    if len(panels) < 2:
+        panels = {"loss": "loss"} | panels
+    return panels
 
 
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
@@ -154,9 +160,13 @@ def line_styles(arms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     used: Counter[str] = Counter()
     styles = {}
     for label, arm in arms.items():
-        dash = DASHES[used[arm] % len(DASHES)]
-        styles[label] = {"color": COLORS.get(arm, "black"), "linestyle": dash, "linewidth": LINE_WIDTH}
+        dash = used[arm] % len(DASHES)
         used[arm] += 1
+        styles[label] = {
+            "color": COLORS.get(arm, "black"),
+            "linestyle": DASHES[dash],
+            "linewidth": LINE_WIDTH,
+        }
     return styles
 
 
@@ -168,11 +178,17 @@ def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int
 
 def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
     """The mean of one curve per seed, and from three seeds on its 95 % interval as a band; gaps where a seed is NaN."""
-    bands = [interval(values) for values in zip(*curves, strict=True)]
-    if any(bands):
-        low, high = ([getattr(band, end, math.nan) for band in bands] for end in ("low", "high"))
+    means = []
+    low = []
+    high = []
+    for values in zip(*curves, strict=True):
+        means.append(fmean(values))
+        band = interval(values)
+        low.append(band.low if band else math.nan)
+        high.append(band.high if band else math.nan)
+    if not all(map(math.isnan, low)):
         axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    axis.plot(x, [fmean(values) for values in zip(*curves, strict=True)], label=legend, **style)
+    axis.plot(x, means, label=legend, **style)
 
 
 def plot_ln2(axis: Any) -> None:
@@ -216,6 +232,9 @@ def interval(values: Sequence[float]) -> Interval | None:
         return None
     mean = fmean(values)
     freedom = len(values) - 1
-    quantile = T[freedom - 2] if freedom <= 30 else 1.96 + (2.3723 + 2.82 / freedom) / freedom
-    half_width = quantile * stdev(values) / math.sqrt(len(values))
+    quantile = 1.96 + (2.3723 + 2.82 / freedom) / freedom  # an expansion in 1 / freedom
+    if freedom <= 30:
+        quantile = STUDENT_T[freedom - 2]
+    error = stdev(values) / math.sqrt(len(values))
+    half_width = quantile * error
     return Interval(mean, half_width, mean - half_width, mean + half_width)

@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from operator import itemgetter
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jinja2 import UndefinedError
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
@@ -32,9 +30,6 @@ from gtpo.runs.script import run_script
 from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
-
-# A truncated file, or a foreign one.
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, UndefinedError)
 
 
 @dataclass(frozen=True)
@@ -57,10 +52,11 @@ class Group:
 
     def spans(self, i: int) -> list[tuple[str, float]]:
         """Completion i as (text, weight), neighbouring tokens of one weight together."""
-        spans = []
         weighted = zip(self.weights[i], self.tokens[i], strict=True)
+        spans = []
         for weight, run in itertools.groupby(weighted, key=itemgetter(0)):
-            text = "".join(token for _, token in run)
+            tokens = [token for _, token in run]
+            text = "".join(tokens)
             spans.append((text.replace("\n", "↵"), weight))
         return spans
 
@@ -131,9 +127,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     run = existing_run(run_directory)
     rows = run.read_metrics()
     settings = run.read_config()
-    environment: dict[str, Any] = {}
-    with suppress(*UNREADABLE):
-        environment = run.read_environment()
+    environment = run.read_environment()
     method = method_of(run)
     shown, samples = _read_groups(run, settings, reward_names(rows), groups)
     page = TEMPLATES.get_template("report.html.jinja").render(
@@ -174,13 +168,12 @@ def _read_groups(
     """
     shown = []
     samples = []
-    tables = [path for path in run.completion_tables() if not path.is_symlink()]
     positive_weight = settings.get("conflict_positive_weight", 2.0)
-    for path in _spread(tables, count):
+    for path in _spread(run.completion_tables(), count):
         try:
             step, group = read_group(path, settings["num_generations"], rewards, positive_weight)
             shown.append((step, group_html(group)))
-        except UNREADABLE as error:
+        except Exception as error:  # a truncated file, or a foreign one
             logger.warning("%s cannot be read and is not shown: %s", path, error)
             continue
         asked = group.messages[-1]["content"] if group.messages else group.prompt
@@ -190,16 +183,21 @@ def _read_groups(
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:
-    """So many of some files, from the first to the last."""
-    shown = min(count, len(paths))
-    return [paths[i * (len(paths) - 1) // max(1, shown - 1)] for i in range(shown)]
+    """So many of some files, from the first to the last; none through a link."""
+    own = [path for path in paths if not path.is_symlink()]
+    shown = min(count, len(own))
+    spread = []
+    for i in range(shown):
+        place = i * (len(own) - 1) // max(1, shown - 1)
+        spread.append(own[place])
+    return spread
 
 
 def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
-    found = [path for path in run.completions.glob("held_out_*.json") if not path.is_symlink()]
-    for path in _spread(sorted(found), count):
+    found = sorted(run.completions.glob("held_out_*.json"))
+    for path in _spread(found, count):
         stored = json.loads(path.read_bytes())
         prompt = logged_text(stored["prompt"])
         completion = logged_text(stored["completion"])

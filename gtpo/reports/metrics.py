@@ -40,12 +40,18 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     """Trailing mean over the last ``window`` values; over fewer at the start."""
     means = []
     for end in range(1, len(values) + 1):
-        last = values[max(0, end - window) : end]
+        start = max(0, end - window)
+        last = values[start:end]
         means.append(sum(last) / len(last))  # NaN and infinity stay: a curve has a gap there
     return means
 
 
 def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], list[float]]:
     """The steps that logged a metric, and its smoothed values there."""
-    logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
-    return list(logged), smooth(list(logged.values()), window)
+    logged = {}
+    for row in rows:
+        value = row.get(metric)
+        if value is not None:
+            logged[row["step"]] = value
+    values = list(logged.values())
+    return list(logged), smooth(values, window)

@@ -52,15 +52,16 @@ class ProgressBar(ProgressCallback):
             if key in self.latest:
                 first.setdefault(text.partition("{")[0], text.format(self.latest[key]))
         texts = list(first.values())
-        if self.training_bar is not None:
-            self.training_bar.set_postfix_str(", ".join(texts[:3]))
-            tenth = _tenth(state)
-            if tenth > self.tenth and state.max_steps >= 20:
-                self.tenth = tenth
-                line = f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(texts)}"
-                self.training_bar.write(line, file=sys.stderr)
+        if self.training_bar is None:
+            return
+        self.training_bar.set_postfix_str(", ".join(texts[:3]))
+        tenth = _tenth(state)
+        if tenth > self.tenth and state.max_steps >= 20:
+            self.tenth = tenth
+            done = f"step {state.global_step:,} of {state.max_steps:,}"
+            self.training_bar.write(f"{done}: {', '.join(texts)}", file=sys.stderr)
 
 
 def _tenth(state: Any) -> int:
     """The tenths of the run that are done."""
-    return int(10 * state.global_step // max(1, state.max_steps))
+    return 10 * state.global_step // state.max_steps

@@ -72,12 +72,13 @@ def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | 
     found = _compared(unprefixed, 1)
     if not found:
         return None
-    first = evaluations[0].get("step")
-    last = evaluations[-1].get("step")
+    first = evaluations[0]["step"]
+    last = evaluations[-1]["step"]
     text = f"Held-out rows, steps {first} to {last}: {', '.join(found)}"
-    for name, value in (best or {}).items():
-        if best and name.startswith("eval_"):
-            return f"{text}; best/ has {name} {value:.4g} of step {best['step']}"
+    best = best or {}
+    for name, value in best.items():
+        if name.startswith("eval_"):
+            text += f"; best/ has {name} {value:.4g} of step {best['step']}"
     return text
 
 
@@ -118,7 +119,7 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
     last = every[-PROBLEM_STEPS:]
     if not last:
         return {}
-    steps = f"steps {last[0].get('step')} to {last[-1].get('step')}"
+    steps = f"steps {last[0]['step']} to {last[-1]['step']}"
     problems = {}
     cut = finite_values(last, "completions/clipped_ratio")
     if cut and fmean(cut) >= CUT_OFF:
@@ -196,13 +197,15 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":
-        groups = counted(count // settings.group_size, "prompt")
-        each = f"{groups} x {settings.group_size} completions of at most {_length_limit(settings):,} tokens"
-    resumed = f"; continues after step {done:,}" if done else ""
-    return [
-        f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}{resumed}",
-    ]
+        size = settings.group_size
+        groups = counted(count // size, "prompt")
+        longest = _length_limit(settings)
+        each = f"{groups} x {size} completions of at most {longest:,} tokens"
+    what = f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}"
+    how = f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
+    if done:
+        how += f"; continues after step {done:,}"
+    return [f"{what}: {settings.output_dir}", how]
 
 
 def log_summary(trainer: Any, settings: Settings) -> None:
