@@ -27,7 +27,7 @@ from paper.slurm import run_missing
 from paper.states import state_of, table
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.claims import find_claims, report, work_of
-from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, works_of, write_page
+from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, write_page
 from study.mechanism import measure, policies_of
 from study.page import write_page as write_pages
 from study.rendering import render
@@ -59,7 +59,7 @@ def compare(flags: Flags) -> list[str]:
         print(f"{path}: commit it before the runs: git add --force {path}")
         return []
     seeds = numbers_of(flags.seeds) if flags.seeds else comparison.seeds
-    print(state_line(comparison, *works_of(comparison, seeds)), flush=True)
+    print(state_line(comparison, seeds), flush=True)
     if flags.list:
         return []
     refuse_dirty(flags.dirty)
@@ -72,20 +72,15 @@ def compare(flags: Flags) -> list[str]:
 def comparison_of(flags: Flags) -> Comparison:
     """A comparison by its name in study/experiments.yaml, or of the other flags."""
     directory = flags.output_dir and Path(flags.output_dir)
-    commands = read_experiments()["commands"]
-    every, of_any = (commands[name]["flags"].keys() for name in ("compare", "smol"))
-    given = {}
-    for flag in every - of_any - {"name"}:
-        key = flag.removeprefix("--")
-        if value := getattr(flags, key, None):
-            given[key] = value
-    if flags.name:
-        if given:
-            planned = f"{flags.name} is planned in study/experiments.yaml; only --seeds may be given."
-            raise UsageError(f"--{min(given)}: {planned}")
-        return known_comparison(flags.name, directory)
-    given["set"] = settings_of(flags.set or ())
-    return Comparison("", given | {"seeds": flags.seeds}, directory)
+    keys = read_experiments()["defaults"]
+    given = {key: value for key, value in vars(flags).items() if value and key in keys}
+    if not flags.name:
+        given["set"] = settings_of(given.get("set", ()))
+        return Comparison("", given, directory)
+    for key in given.keys() - {"seeds"}:
+        planned = f"{flags.name} is planned in study/experiments.yaml; only --seeds may be given."
+        raise UsageError(f"--{key}: {planned}")
+    return known_comparison(flags.name, directory)
 
 
 def page(flags: Flags) -> list[str]:

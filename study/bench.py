@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gtpo.arguments import GTPOArguments, fields_of, name_of
@@ -16,7 +17,7 @@ from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
 from study import SETTINGS, Row, Values
-from study.comparison import best_of, rate_rows
+from study.comparison import rate_rows
 
 RESULTS = Path("results")
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
@@ -48,13 +49,14 @@ class Arm:
         return self.runs.format(rate=rate)
 
     def has(self, key: str) -> bool:
-        """Whether it has a setting that not every arm has: one of GTPO, or of a user's ``Settings``."""
+        """Whether its runs have a setting: one of every run, of GTPO, or of a user's ``Settings``."""
+        if name_of(key) in settings_of_all():
+            return True
         if key in fields_of([GTPOArguments]):
             return self.method == "gtpo"
-        objective = self.settings.get("objective")
-        if objective is None:
+        if "objective" not in self.settings:
             return False
-        kind: Any = import_named(objective, {}, "objective")
+        kind: Any = import_named(self.settings["objective"], {}, "objective")
         return key in getattr(kind.Settings, "__dataclass_fields__", ())
 
 
@@ -82,52 +84,52 @@ class Base:
         return Path(self.benchmark).stem
 
 
-class Comparison:
+class Comparison(SimpleNamespace):
     """What is compared, from the keys of study/experiments.yaml; a missing one has its default there.
 
     Attributes:
         arms: The first one is subtracted from the others.
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
             seeds ``rate_seeds``.
-        settings: Of every arm that has them, over those of base and arm; ``settings_of``: by arm.
+        set: Settings of every arm that has them, over those of base and arm; ``settings_of``: by arm.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
         labels: Name in a table -> measure.
         window: Steps of the trailing mean.
         directory: Of the runs, and of page and figure.
+        repeats: Whether runs that are stored in results/ are made again, in a directory that was named.
         results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
-    def __init__(self, name: str, spec: Values, directory: Path | None = None) -> None:
-        spec = {**read_experiments()["defaults"], **spec}
+    def __init__(self, name: str, given: Values, directory: Path | None = None) -> None:
+        spec = read_experiments()["defaults"] | given
+        super().__init__(**spec)
         self.name = name
-        self.title = spec["title"]
         self.arms = arms_of(spec["arms"])
         self.bases = bases_of(spec)
-        self.seeds = numbers_of(spec.get("seeds") or [f"1-{spec['n_seeds']}"])
-        self.rates = spec["rates"]
+        self.seeds = numbers_of(spec["seeds"] or [f"1-{self.n_seeds}"])
         last = max(self.seeds)
         later = range(last + 1, last + 4)
-        self.rate_seeds = numbers_of(spec.get("rate_seeds") or later)
-        is_chosen_on_them = not {*self.seeds}.isdisjoint(self.rate_seeds)
-        if len(self.rates) > 1 and is_chosen_on_them:
+        self.rate_seeds = numbers_of(spec["rate_seeds"] or later)
+        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.betas = spec["betas"]
-        self.steps = spec["steps"]
-        self.settings = dict(spec["set"])
-        if "reward" in spec:
-            self.settings["reward"] = spec["reward"]
-        self.settings_of = settings_by_arm(self.arms, self.settings)
-        self.primary = spec["primary"]
+        self.settings_of: dict[str, Row] = {arm.name: {} for arm in self.arms}
+        for key, value in self.set.items():
+            having = [arm.name for arm in self.arms if arm.has(key)]
+            if not having:
+                raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
+            for arm in having:
+                self.settings_of[arm][key] = value
         measures = spec["measures"]
         is_named = isinstance(measures, dict)
         self.labels = measures if is_named else dict(zip(measures, measures, strict=True))
         planned = [row["measure"] for row in self.primary]
         self.measures = list(dict.fromkeys([*planned, *self.labels.values()]))
         sixth = max(1, self.steps // 6)
-        self.window = spec.get("window", min(50, sixth))
+        self.window = spec["window"] or min(50, sixth)
         self.directory = directory or OUTPUTS / "study" / (name or "compare")
-        self.is_shared = "results" in spec
-        self.results = RESULTS / spec.get("results", name) if name else self.directory
+        self.repeats = not name or directory is not None
+        self.is_shared = spec["results"] is not None
+        self.results = RESULTS / (spec["results"] or name) if name else self.directory
 
     def place(self, base: Base) -> Path:
         """Of the runs from a base; a directory each, because a run is known by its name and seed."""
@@ -183,8 +185,12 @@ class Comparison:
         found = {}
         for arm in self.arms:
             names = self.rate_names(arm)
-            rows = rate_rows(results, names, self.rate_seeds)
-            if best := best_of(rows, names, len(self.rate_seeds)):
+            accuracies = {}
+            for name, row in rate_rows(results, names, self.rate_seeds).items():
+                if row["seeds"] == len(self.rate_seeds):
+                    accuracies[name], _ = row["accuracy"]
+            if len(accuracies) == len(names):
+                best = max(accuracies, key=accuracies.__getitem__)
                 found[arm.name] = names[best]
         return found
 
@@ -206,27 +212,16 @@ def known_comparisons() -> dict[str, Values]:
 
 def arms_of(words: Iterable[str] | Mapping[str, str]) -> list[Arm]:
     """Arms by their names in study/experiments.yaml, or of a user, ``my_objective.py:Mine``; with names of runs."""
-    patterns = words if isinstance(words, Mapping) else {}
     found = []
     for number, word in enumerate(words):
         name = word.replace("/", "-").replace(".py:", "-")
-        color = OTHER_COLORS[number % len(OTHER_COLORS)]
-        of_user = {"method": "grpo", "label": name, "color": color, "settings": {"objective": word}}
-        spec = of_user if ":" in word else pick("arm", word, read_experiments()["arms"])
-        found.append(Arm(name, patterns.get(word, name + "-{rate}"), **spec))
-    return found
-
-
-def settings_by_arm(arms: Sequence[Arm], settings: Values) -> dict[str, Row]:
-    """Arm -> those of some settings that it has; UsageError for one that no arm has."""
-    found: dict[str, Row] = {arm.name: {} for arm in arms}
-    for key, value in settings.items():
-        is_of_all = name_of(key) in settings_of_all()
-        having = [arm.name for arm in arms if is_of_all or arm.has(key)]
-        if not having:
-            raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
-        for name in having:
-            found[name][key] = value
+        runs = words[word] if isinstance(words, Mapping) else name + "-{rate}"
+        if ":" in word:
+            color = OTHER_COLORS[number % len(OTHER_COLORS)]
+            arm = Arm(name, runs, "grpo", name, color, {"objective": word})
+        else:
+            arm = Arm(name, runs, **pick("arm", word, read_experiments()["arms"]))
+        found.append(arm)
     return found
 
 
@@ -239,15 +234,15 @@ def settings_of_all() -> set[str]:
 def bases_of(spec: Values) -> list[Base]:
     """The bases of a comparison, by their names in study/experiments.yaml, or the paths of models."""
     known = read_experiments()["bases"]
-    held_out = {key: spec[key] for key in ("benchmark", "problems") if key in spec}
     found = []
     for word in spec["base"]:
-        if Path(word).is_dir():
-            of_word = {**known["wrong-mode"]}
+        path = Path(word)
+        of_word = {**pick("base", "wrong-mode" if path.is_dir() else word, known)}
+        if path.is_dir():
             of_word["settings"] = of_word["settings"] | {"model": word}
-        else:
-            of_word = pick("base", word, known)
-        found.append(Base(Path(word).name, **{**of_word, **held_out}))
+        for key in ("benchmark", "problems"):
+            of_word[key] = spec[key] or of_word[key]
+        found.append(Base(path.name, **of_word))
     return found
 
 
@@ -264,9 +259,8 @@ def numbers_of(words: Iterable[Any]) -> list[int]:
     found: list[int] = []
     for word in words:
         first, _, last = str(word).partition("-")
-        end = int(last or first) + 1
-        found += range(int(first), end)
-    return found
+        found += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(found))
 
 
 def settings_of(pairs: Iterable[str]) -> Row:

@@ -6,6 +6,8 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,6 @@ from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origins_in, read_json, read_origins
 
-LEAST_SEEDS = 5  # of a verdict
 PANELS = ("accuracy", "formatting")
 PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
 
@@ -78,43 +79,61 @@ def found_of(comparison: Comparison, base: Base) -> Found:
 # The runs
 
 
+class Works(NamedTuple):
+    """The runs and evaluations of a comparison, and the number of runs that are stored in results/."""
+
+    runs: list[Experiment]
+    evaluations: list[Evaluation]
+    stored: int
+
+
 def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Choose the rates if there are several, then train and score what is missing; a message for each failure."""
     failures = []
     for _ in comparison.rates[:2]:  # of several rates the first round chooses
-        runs, evaluations = works_of(comparison, seeds)
-        check_commands(comparison, runs)
-        failures += run_all(runs, evaluations, slots)
+        works = works_of(comparison, seeds)
+        check_commands(comparison, works.runs)
+        failures += run_all(works.runs, works.evaluations, slots)
     return failures
 
 
-def works_of(comparison: Comparison, seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
-    """Runs, all arms of a seed before the next seed, and evaluations; of an arm without a rate what chooses it."""
+def works_of(comparison: Comparison, seeds: Seeds) -> Works:
+    """All arms of a seed before the next seed; of an arm without a rate the runs that choose it.
+
+    A seed of which all runs are stored in results/ is left out, unless ``--output_dir`` names a place to repeat it.
+    """
     runs: list[Experiment] = []
     evaluations = []
+    planned = 0
     for base in comparison.bases:
         rates = found_of(comparison, base).rates
-        compared: dict[Experiment, None] = {}
+        stored = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
+        compared = []
+        choosing = []
         for arm in comparison.arms:
             if arm.name in rates:
-                rate = rates[arm.name]
-                compared |= dict.fromkeys(comparison.run(base, arm, rate, seed) for seed in seeds)
+                compared += [comparison.run(base, arm, rates[arm.name], seed) for seed in seeds]
                 continue
-            for rate in comparison.rates:
-                runs += [comparison.run(base, arm, rate, seed) for seed in comparison.rate_seeds]
+            for rate, seed in product(comparison.rates, comparison.rate_seeds):
+                choosing.append(comparison.run(base, arm, rate, seed))
+        planned += len(compared) + len(choosing)
+        missing = set()
+        for run in compared:
+            if (run.name, run.seed) not in stored or run.run.path.exists():
+                missing.add(run.seed)
+        compared = [run for run in compared if run.seed in missing]
+        runs += compared
+        runs += [run for run in choosing if (run.name, run.seed) not in stored]
         if compared:
-            runs += compared
-            evaluations += comparison.evaluations(base, [*compared])
-    return sorted(runs, key=lambda run: run.seed), evaluations
+            evaluations += comparison.evaluations(base, compared)
+    runs.sort(key=attrgetter("seed"))
+    return Works(runs, evaluations, planned - len(runs))
 
 
-def state_line(comparison: Comparison, runs: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
+def state_line(comparison: Comparison, seeds: Seeds) -> str:
     """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
-    works: list[Any] = [*runs, *evaluations]
-    minutes = sum(work.cost for work in works if not work.is_finished)
-    finished = sum(run.is_finished for run in runs)
-    what = f"{len(runs)} runs of {comparison.steps} steps, {finished} of them finished"
-    return f"{what}; about {minutes / 60:.1f} hours of one core or GPU remain (estimates, study/experiments.yaml)"
+    works = works_of(comparison, seeds)
+    return render("state.txt", {"comparison": comparison, **works._asdict()})
 
 
 def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
@@ -130,12 +149,12 @@ def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
             file, _, _ = word.rpartition(":")
             if file.endswith(".py"):
                 words.append(hashlib.sha256(Path(file).read_bytes()).hexdigest())
-        name = run.run.path.as_posix()
-        before: list[str] = stored.get(name, words)
-        if run.run.path.exists() and before != words:
+        place = run.run.path
+        before: list[str] = stored.get(place.as_posix(), words)
+        if place.exists() and before != words:
             other = " ".join((Counter(before) - Counter(words)).elements())
-            raise UsageError(f"{run.run.path} was made with other settings ({other}): name another --output_dir.")
-        stored[name] = words
+            raise UsageError(f"{place} was made with other settings ({other}): name another --output_dir.")
+        stored[place.as_posix()] = words
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(stored, indent=1))
 
@@ -161,35 +180,22 @@ def slope_row(x: Sequence[float], pairs: Sequence[Pair], measure: str) -> Row:
 
 
 def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
-    """The planned differences with their verdicts; Holm's correction is over all of them."""
+    """The planned differences; Holm's correction is over all of them."""
     rows = []
-    for primary in comparison.primary:
+    for primary, arm in product(comparison.primary, comparison.arms[1:]):
+        if arm.name not in primary.get("arms", [arm.name]):
+            continue
         measure = primary["measure"]
-        for arm in comparison.arms[1:]:
-            if arm.name not in primary.get("arms", [arm.name]):
-                continue
-            pairs = [found.pair(comparison, arm) for found in every]
-            if primary.get("slope"):
-                shares = [found.base.x or 0.0 for found in every]
-                found_rows = [slope_row(shares, pairs, measure)]
-            else:
-                found_rows = [pair.row(measure) | {"where": pair.base} for pair in pairs]
-            rows += [row | {"measure": measure, "arm": arm} for row in found_rows]
+        pairs = [found.pair(comparison, arm) for found in every]
+        if primary.get("slope"):
+            shares = [found.base.x or 0.0 for found in every]
+            found_rows = [slope_row(shares, pairs, measure)]
+        else:
+            found_rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
+        rows += [{**row, "measure": measure, "arm": arm} for row in found_rows]
     if len(rows) > 1:
         add_holm(rows)
-    for row in rows:
-        row["verdict"] = verdict(row)
     return rows
-
-
-def verdict(row: Row) -> str:
-    """Whether the interval excludes 0; below ``LEAST_SEEDS`` there is no verdict."""
-    if row["seeds"] < LEAST_SEEDS:
-        return f"no verdict: {row['seeds']} seeds, at least {LEAST_SEEDS} are needed"
-    if abs(row["mean"]) <= row["half_width"]:
-        return "undecided"
-    word = "higher" if row["mean"] > 0 else "lower"
-    return word if row.get("holm", 0.0) < 0.05 else f"{word}, but not after Holm"
 
 
 def table_of(comparison: Comparison, found: Found) -> Row:

@@ -1,8 +1,7 @@
 """Two arms paired by seed: interval of the mean difference, exact p, Holm's correction, the best rate of each."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from math import comb
 from statistics import fmean
 from typing import NamedTuple
 
@@ -73,16 +72,6 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str,
     return rows
 
 
-def best_of(rows: Mapping[str, Row], names: Iterable[str], seeds: int) -> str | None:
-    """The run with the highest accuracy among some rates; None until all have all seeds."""
-    accuracies = {}
-    for name in names:
-        if name not in rows or rows[name]["seeds"] != seeds:
-            return None
-        accuracies[name], _ = rows[name]["accuracy"]
-    return max(accuracies, key=accuracies.__getitem__)
-
-
 def compare(differences: Sequence[float]) -> Row:
     """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)
@@ -112,14 +101,9 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
 
 def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """The exact p of McNemar's test: is one of two paired outcomes more frequent?"""
-    pairs = list(zip(first, second, strict=True))
-    only_first = pairs.count((True, False))
-    only_second = pairs.count((False, True))
-    n = only_first + only_second
-    least = min(only_first, only_second)
-    tail = sum(comb(n, k) for k in range(least + 1))
-    return min(1.0, 2 * tail / 2**n)
+    """The p of McNemar's test, over the signs of the unlike pairs: is one of two paired outcomes more frequent?"""
+    unlike = [a - b for a, b in zip(first, second, strict=True) if a != b]
+    return sign_flip_p(unlike) or 1.0
 
 
 def add_holm(rows: Sequence[Row]) -> None:
@@ -128,7 +112,6 @@ def add_holm(rows: Sequence[Row]) -> None:
         return
     highest = 0.0
     by_p = sorted(rows, key=lambda row: row["p"])
-    for rank, row in enumerate(by_p):
-        corrected = min(1.0, (len(rows) - rank) * row["p"])
-        highest = max(highest, corrected)
+    for left, row in zip(range(len(rows), 0, -1), by_p, strict=True):
+        highest = min(1.0, max(highest, left * row["p"]))
         row["holm"] = highest

@@ -8,8 +8,10 @@ import pytest
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
+from study import rendering
 from study.bench import Comparison, numbers_of, read_experiments, settings_of
-from study.compare import Found, plan_state, plan_text, primary_rows, refuse_dirty, table_of, verdict, works_of
+from study.compare import Found, plan_state, plan_text, primary_rows, refuse_dirty, state_line, table_of, works_of
+from study.storage import condense
 
 TWO = {"arms": ["grpo", "gtpo"], "steps": 8, "problems": 4}
 
@@ -40,9 +42,8 @@ def test_the_command_of_a_run() -> None:
     """A setting of GTPO reaches the arms that have it; an arm of a user's is train_grpo.py with --objective."""
     comparison = compared(
         arms=["grpo", "dr_grpo", "correction", "mine.py:Mine"],
-        set={"gamma": "0.2", "temperature": "0.9"},
+        set={"gamma": "0.2", "temperature": "0.9", "reward": ["format"]},
         betas=[0.5, 0.6],
-        reward=["format"],
     )
     base = comparison.bases[0]
     words = {}
@@ -79,12 +80,28 @@ def test_a_setting_reaches_the_arms_that_have_it(tmp_path: Path, monkeypatch: py
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
-    runs, evaluations = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
-    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+    runs, evaluations, stored = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4 and stored == 0
     assert [(work.benchmark, len(work.experiments)) for work in evaluations[:2]] == [
         ("arithmetic", 4),
         ("arithmetic_greedy", 4),
     ]
+
+
+def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of seeds 1 to 3 the second lacks an arm, and the third is here too, perhaps without its scores."""
+    monkeypatch.chdir(tmp_path)
+    runs = {"grpo-0.3e-3": {seed: run(1) for seed in (1, 2, 3)}, "gtpo-0.3e-3": {seed: run(1) for seed in (1, 3)}}
+    condense(results_of(runs), Path("results/mine/wrong-mode"), ["accuracy"])
+    Path("outputs/study/mine/wrong-mode/gtpo-0.3e-3-s3").mkdir(parents=True)
+    works = works_of(Comparison("mine", TWO), [1, 2, 3])
+    assert [run.label for run in works.runs] == [f"{arm}-0.3e-3-s{seed}" for seed in (2, 3) for arm in ("grpo", "gtpo")]
+    assert {run.seed for run in works.evaluations[0].experiments} == {2, 3} and works.stored == 2
+    line = state_line(Comparison("mine", TWO), [1, 2, 3])
+    assert line.startswith("6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 0.0 hours")
+    assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
 def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
@@ -94,8 +111,8 @@ def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
     assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3", "gtpo": "2e-3"}
     del metrics["gtpo-1e-3"][8]
     assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3"}
-    runs, _ = works_of(comparison, comparison.seeds)
-    assert len(runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
+    works = works_of(comparison, comparison.seeds)
+    assert len(works.runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
     with pytest.raises(UsageError, match="--rate_seeds are among --seeds"):
         compared(rates=["1e-3", "2e-3"], rate_seeds=[3])
 
@@ -126,7 +143,7 @@ def test_a_difference_by_hand() -> None:
     found = found_in(comparison, metrics, **{"grpo-0.3e-3-s4": ["a"], "gtpo-0.3e-3-s4": ["b"]})
     [row] = primary_rows(comparison, [found])
     assert (row["seeds"], row["mean"], row["p"]) == (3, 2.0, 0.25)
-    assert row["half_width"] == pytest.approx(4.303 / 3**0.5) and row["verdict"].startswith("no verdict: 3 seeds")
+    assert row["half_width"] == pytest.approx(4.303 / 3**0.5)
     table = table_of(comparison, found)
     [of_arm] = table["rows"]
     assert of_arm["mixed"] == 1 and of_arm["lost"] == {"grpo": 1, "gtpo": 0, "p": 1.0}
@@ -146,7 +163,7 @@ def test_the_slope_over_bases_by_hand() -> None:
         }
         every.append(found_in(comparison, metrics, number))
     [row] = primary_rows(comparison, every)
-    assert (row["seeds"], row["mean"]) == (5, pytest.approx(-10.0)) and row["verdict"] == "lower"
+    assert (row["seeds"], row["mean"]) == (5, pytest.approx(-10.0))
 
 
 @pytest.mark.parametrize(
@@ -160,8 +177,13 @@ def test_the_slope_over_bases_by_hand() -> None:
         ({"seeds": 20, "mean": -1.1, "half_width": 1.0, "holm": 0.05}, "lower, but not after Holm"),
     ],
 )
-def test_verdicts(row: dict[str, Any], expected: str) -> None:
-    assert verdict(row) == expected
+def test_verdicts(row: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The macro of the page."""
+    template = tmp_path / "verdict.txt"
+    template.write_text('{% import "macros.md" as m %}{{ m.verdict(row) }}')
+    (tmp_path / "macros.md").write_text(Path(rendering.__file__).with_name("macros.md").read_text())
+    monkeypatch.setattr(rendering, "__file__", str(tmp_path / "rendering.py"))
+    assert rendering.render(template.name, {"row": row}) == expected
 
 
 # The plan
