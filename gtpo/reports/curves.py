@@ -235,6 +235,6 @@ def interval(values: Sequence[float]) -> Interval | None:
     quantile = 1.96 + (2.3723 + 2.82 / freedom) / freedom  # an expansion in 1 / freedom
     if freedom <= 30:
         quantile = STUDENT_T[freedom - 2]
-    error = stdev(values) / math.sqrt(len(values))
-    half_width = quantile * error
+    spread = quantile * stdev(values)
+    half_width = spread / math.sqrt(len(values))  # in this order: the stored digits
     return Interval(mean, half_width, mean - half_width, mean + half_width)
