@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from traceback import format_exception_only
 from typing import Any, NamedTuple
 
 import torch
@@ -67,13 +66,13 @@ def linear_logps_and_entropy(
         Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
 
     Raises:
-        ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
+        ValueError: If the shapes of ``hidden``, ``targets`` and ``grad_rows`` disagree.
     """
     head = _Head(weight, bias, weight.dtype, temperature, logit_scale, softcap)
     if grad_rows is None:
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
     _check(head, hidden, targets, grad_rows)
-    if weight.requires_grad or (bias is not None and bias.requires_grad):
+    if weight.requires_grad or getattr(bias, "requires_grad", False):
         return _TrainableHead.apply(hidden, weight, bias, targets, grad_rows, head)
     return _FrozenHead.apply(hidden, targets, grad_rows, head)
 
@@ -107,22 +106,13 @@ def plain_logps_and_entropy(
 
 def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> None:
     tokens = len(targets)
-    vocabulary = len(head.weight)
     width = head.weight.shape[-1]
-    bias = head.bias
-    if bias is None:
-        bias = head.weight[..., 0]
-    expected = [(tokens, width), (vocabulary, width), (tokens,), (tokens,), (vocabulary,)]
-    shapes = [tuple(tensor.shape) for tensor in (hidden, head.weight, targets, grad_rows, bias)]
+    expected = [(tokens, width), (tokens,), (tokens,)]
+    shapes = [tensor.shape for tensor in (hidden, targets, grad_rows)]
     if shapes != expected:
         raise ValueError(
-            f"expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got {shapes}: flatten "
-            "the completion tokens first."
-        )
-    temperature, logit_scale, softcap = head[3:]
-    if not (temperature > 0 and logit_scale > 0 and (softcap is None or softcap > 0)):
-        raise ValueError(
-            f"temperature {temperature}, logit_scale {logit_scale} and softcap {softcap} must be positive."
+            f"expected hidden (N, {width}), targets (N,) and grad_rows (N,), got {shapes}: flatten the completion "
+            "tokens first."
         )
 
 
@@ -139,11 +129,8 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
         direction, scale = ctx.saved_tensors
-        grad_hidden = torch.empty_like(direction)
         factor = grad_logps * scale
-        for rows in _blocks(direction):
-            grad_hidden[rows] = direction[rows] * factor[rows, None]
-        return grad_hidden, None, None, None
+        return direction * factor[:, None], None, None, None  # autograd casts it
 
 
 class _TrainableHead(torch.autograd.Function):
@@ -163,12 +150,11 @@ class _TrainableHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
         hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
-        trains_weight = ctx.needs_input_grad[1]
         head = _Head(weight, bias, logps.dtype, *ctx.settings)
         upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
         grad_hidden = logps.new_zeros(hidden.shape)
         grad_bias = logps.new_zeros(len(weight))
-        grad_weight = logps.new_zeros(weight.shape if trains_weight else 0)
+        grad_weight = logps.new_zeros(weight.shape)
         tile_rows, tile_columns = _tile_size(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(len(hidden), tile_rows):
@@ -183,8 +169,7 @@ class _TrainableHead(torch.autograd.Function):
                     grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
                     grad = _times(grad, head.slope(z))
                     grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
-                    if trains_weight:
-                        grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
+                    grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
                     grad_bias[columns] += grad.sum(0)
         return grad_hidden, grad_weight, None if bias is None else grad_bias, None, None, None  # autograd casts them
 
@@ -235,12 +220,10 @@ class _Head(NamedTuple):
 
     def target_products(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden . weight[target], summed in float32 (float64). Shape (R, H), (R,) -> (R,)."""
-        products = hidden.new_empty(len(hidden), dtype=_sum_dtype(hidden))
-        for rows in _blocks(hidden):
-            states = hidden[rows].to(products.dtype)
-            own_rows = self.weight[targets[rows]].to(products.dtype)
-            products[rows] = (states * own_rows).sum(-1)
-        return products
+        dtype = _sum_dtype(hidden)
+        own_rows = self.weight[targets].to(dtype)
+        products = hidden.to(dtype) * own_rows
+        return products.sum(-1)
 
 
 class TilePlan(NamedTuple):
@@ -260,31 +243,30 @@ class TilePlan(NamedTuple):
         return self.exponentials is _exponentials and not self.is_wide
 
 
-def _plan(head: _Head, hidden: Tensor, is_wide: bool, is_compiled: bool) -> TilePlan:
-    """The plan for hidden states (N, H); the flags allow the operations that CUDA alone has."""
+def _plan(head: _Head, hidden: Tensor, is_portable: bool) -> TilePlan:
+    """The plan for hidden states (N, H); a portable one has no operation that CUDA alone has."""
     sum_dtype = _sum_dtype(hidden)
     vocabulary = len(head.weight)
     rows, width = _tile_size(hidden.device)
     if hidden.device.type == "cpu":  # the tiles of all threads together are as large as one
         rows = min(rows, max(MIN_ROWS, rows // torch.get_num_threads()))
-    is_wide = is_wide and head.matmul_dtype != sum_dtype
+    is_wide = not is_portable and _wide_output(hidden.device) and head.matmul_dtype != sum_dtype
     tile_dtype = sum_dtype if is_wide else head.matmul_dtype
-    first = 0
+    columns = _chunks(vocabulary, width)
     if tile_dtype != sum_dtype:
-        first = width // 16  # a narrow float32 tile estimates where a row's mass lies
-    columns = _chunks(vocabulary, width, start=first)
-    if first:
-        columns.insert(0, slice(0, min(first, vocabulary)))
+        first = max(width // 16, 1)  # a narrow float32 tile estimates where a row's mass lies
+        columns = [slice(0, min(first, vocabulary)), *_chunks(vocabulary, width, start=first)]
     elements = min(rows, len(hidden)) * min(width, vocabulary)
+    is_compiled = not is_portable and COMPILE and hidden.device.type == "cuda"
     exponentials = _compiled_exponentials() if is_compiled else _exponentials
     return TilePlan(
-        rows=rows,
-        columns=columns,
-        elements=elements,
-        sum_dtype=sum_dtype,
-        tile_dtype=tile_dtype,
-        exponentials=exponentials,
-        is_wide=is_wide,
+        rows,
+        columns,
+        elements,
+        sum_dtype,
+        tile_dtype,
+        exponentials,
+        is_wide,
     )
 
 
@@ -299,16 +281,16 @@ class _Scan(NamedTuple):
 
 def _scan(head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
     """One pass over the tiles; where an operation of CUDA raises, by those that every device has."""
-    is_compiled = COMPILE and hidden.device.type == "cuda"
-    plan = _plan(head, hidden, _wide_output(hidden.device), is_compiled)
+    plan = _plan(head, hidden, is_portable=False)
     with torch.autocast(hidden.device.type, enabled=False):
         try:
             return _one_pass(plan, head, hidden, targets, needs_grad)
         except Exception as error:  # a driver, GPU or PyTorch without these operations raises various errors
             if plan.is_portable or isinstance(error, torch.OutOfMemoryError):
                 raise
-            _warn_once("".join(format_exception_only(error)).splitlines()[0])
-        plan = _plan(head, hidden, is_wide=False, is_compiled=False)
+            message = f"{type(error).__name__}: {error}"
+            _warn_once(message.splitlines()[0])
+        plan = _plan(head, hidden, is_portable=True)
         return _one_pass(plan, head, hidden, targets, needs_grad)
 
 
@@ -317,7 +299,13 @@ def _warn_once(reason: str) -> None:
     logger.warning("the CUDA path of the LM head failed; the portable one is used instead: %s", reason)
 
 
-def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: Tensor | None) -> _Scan:
+def _one_pass(
+    plan: TilePlan,
+    head: _Head,
+    hidden: Tensor,
+    targets: Tensor,
+    needs_grad: Tensor | None,
+) -> _Scan:
     """Tile by tile; ``needs_grad``: bool, the rows that need a gradient, None where none does. Shape (N,)."""
     device = hidden.device
     so, sz = hidden.new_zeros(2, len(hidden), dtype=plan.sum_dtype)  # (N,) each
@@ -332,13 +320,11 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
             if with_gradient:
                 direction[rows] = others.to(hidden.dtype)
 
-    tiles = _row_tiles(needs_grad, len(hidden), plan.rows, device)
-    _in_threads(work, tiles, device)
+    wanted = torch.zeros_like(targets, dtype=torch.bool) if needs_grad is None else needs_grad
+    _in_threads(work, _row_tiles(wanted, plan.rows), device)
     logps = -torch.log1p(so)
     entropy = torch.log1p(so) - sz / (1 + so)
-    scale = so / (1 + so)
-    if needs_grad is not None:
-        scale = torch.where(needs_grad, scale, 0.0)
+    scale = torch.where(wanted, so / (1 + so), 0.0)
     unlikely = (so > math.exp(MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: e_k saturates
     exact_head = head._replace(matmul_dtype=plan.sum_dtype)
     most = max(1, plan.elements // len(head.weight))
@@ -350,7 +336,14 @@ def _one_pass(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, need
     return _Scan(logps, entropy, direction, scale)
 
 
-def _scan_rows(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, needs_grad: bool, buffers: Pair) -> Pair:
+def _scan_rows(
+    plan: TilePlan,
+    head: _Head,
+    hidden: Tensor,
+    targets: Tensor,
+    needs_grad: bool,
+    buffers: Pair,
+) -> Pair:
     """so and sz of the rows of a tile, (2, R), and their direction, (R, H), which is 0 without gradient."""
     product = head.target_products(hidden, targets)  # (R,)
     origin = product  # z_y / gain
@@ -385,28 +378,44 @@ def _scan_rows(plan: TilePlan, head: _Head, hidden: Tensor, targets: Tensor, nee
     return sums, others
 
 
-def _products(plan: TilePlan, head: _Head, hidden: Tensor, columns: slice, out: Tensor, mass: Tensor) -> Pair:
+def _products(
+    plan: TilePlan,
+    head: _Head,
+    hidden: Tensor,
+    columns: slice,
+    out: Tensor,
+    mass: Tensor,
+) -> Pair:
     """hidden @ weight[columns].T minus a base, (R, C), and the base, (R,).
 
     Half precision is most accurate near 0: the base is ``mass``, the product at which most of a row's mass lies. The
     first tile, which estimates it, is computed in the dtype of sums.
     """
+    base = torch.zeros_like(mass)
     if plan.tile_dtype == plan.sum_dtype:
-        return head.products(hidden, columns, out=out), torch.zeros_like(mass)
+        return head.products(hidden, columns, out=out), base
     if columns.start == 0:
-        return head._replace(matmul_dtype=plan.sum_dtype).products(hidden, columns), torch.zeros_like(mass)
-    base = mass.clamp(0.0, torch.finfo(out.dtype).max).to(out.dtype)  # it is rarely below 0
+        exact_head = head._replace(matmul_dtype=plan.sum_dtype)
+        return exact_head.products(hidden, columns), base
+    largest = torch.finfo(out.dtype).max
+    base = mass.clamp(0.0, largest).to(out.dtype)  # it is rarely below 0
     return head.products(hidden, columns, base, out=out), base
 
 
-def _subtract_from_target(others: Tensor, so: Tensor, head: _Head, targets: Tensor, slope: Tensor | None) -> None:
+def _subtract_from_target(
+    others: Tensor,
+    so: Tensor,
+    head: _Head,
+    targets: Tensor,
+    slope: Tensor | None,
+) -> None:
     """sum_{k != y} e_k c_k W_k / gain -> (c_y W_y - that / so), in place. Shape (R, H)."""
-    for rows in _blocks(others):
-        own_row = head.weight[targets[rows]].to(others.dtype)
-        if slope is not None:
-            own_row *= slope[rows, None]
-        mean_row = others[rows] / so[rows, None].clamp(min=torch.finfo(so.dtype).tiny)
-        others[rows] = (own_row - mean_row) * head.gain
+    own_rows = head.weight[targets].to(others.dtype)
+    if slope is not None:
+        own_rows *= slope[:, None]
+    others /= so[:, None].clamp(min=torch.finfo(so.dtype).tiny)
+    torch.sub(own_rows, others, out=others)
+    others *= head.gain
 
 
 def _in_threads(work: Callable[..., None], items: list[Any], device: torch.device) -> None:
@@ -436,16 +445,12 @@ def _in_threads(work: Callable[..., None], items: list[Any], device: torch.devic
         torch.set_num_threads(allowed)  # of threads that are yet to start
 
 
-def _row_tiles(needs_grad: Tensor | None, rows: int, size: int, device: torch.device) -> list[Any]:
+def _row_tiles(needs_grad: Tensor, size: int) -> list[Any]:
     """Indices of up to ``size`` rows that need a gradient, True; then those of the others, False."""
-    if needs_grad is None:
-        parts = [(torch.arange(rows, device=device), False)]
-    else:
-        order = (~needs_grad).int().argsort(stable=True)
-        count = int(needs_grad.sum())  # one wait for the device
-        parts = [(order[:count], True), (order[count:], False)]
+    order = (~needs_grad).int().argsort(stable=True)
+    count = int(needs_grad.sum())  # one wait for the device
     tiles = []
-    for part, flag in parts:
+    for part, flag in ((order[:count], True), (order[count:], False)):
         tiles += [(tile, flag) for tile in _split(part, size)]
     return tiles
 
@@ -482,7 +487,13 @@ def _compiled_exponentials() -> Callable[..., Tensor]:
     return torch._dynamo.config.patch(suppress_errors=True)(torch.compile(_exponentials, dynamic=True))
 
 
-def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None, is_wide: bool) -> None:
+def _add_product(
+    total: Tensor,
+    e: Tensor,
+    weight: Tensor,
+    factor: Tensor | None,
+    is_wide: bool,
+) -> None:
     """total += factor[:, None] * (e @ weight), summed in the dtype of ``total``."""
     if factor is not None:
         total += (e @ weight) * factor[:, None]
@@ -491,9 +502,7 @@ def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None
     elif is_wide:
         torch.addmm(total, e, weight, out_dtype=total.dtype, out=total)
     else:
-        product = e @ weight
-        for rows in _blocks(total):
-            total[rows] += product[rows]
+        total += e @ weight
 
 
 def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

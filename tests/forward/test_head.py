@@ -652,11 +652,10 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     linear_logps_and_entropy(**good)
     bad = {
         "hidden": [case.hidden[None], case.hidden[:, :3], case.hidden[:4], case.hidden[0]],
-        "weight": [case.weight.T, case.weight[:6], case.weight[0]],
+        "weight": [case.weight.T, case.weight[:, :3]],
         "targets": [case.targets[:4], case.targets[:1], case.targets[:, None]],
-        "bias": [case.bias[:6], case.bias[:1], case.bias[:, None]],
         "grad_rows": [rows[:4], rows[:1], rows[:, None]],
-    } | {name: [0.0, -1.0, math.nan] for name in ("temperature", "logit_scale", "softcap")}
+    }
     for name, values in bad.items():
         for value in values:
             with raises(ValueError):
