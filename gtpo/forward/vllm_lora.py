@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,31 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import ensure_master_addr_port
 
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError
 from gtpo.processes import is_main_process
 
+OF_VLLM = (  # arguments of TRL whose names begin with vllm_
+    "mode",
+    "structured_outputs_regex",
+    "server_base_url",
+    "server_host",
+    "server_port",
+    "server_timeout",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "max_model_length",
+    "enable_sleep_mode",
+    "model_impl",
+)
+OF_SAMPLING = (
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_completion_length",
+    "generation_kwargs",
+)
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
 
@@ -41,29 +62,14 @@ class AdapterGeneration(VLLMGeneration):
         os.makedirs(shared, exist_ok=True)
         self._adapters = tempfile.TemporaryDirectory(prefix="gtpo-adapter-", dir=os.path.abspath(shared))
         self._version = 0
+        options = {name: getattr(args, name) for name in OF_SAMPLING}
+        options |= {name: getattr(args, f"vllm_{name}") for name in OF_VLLM}
         super().__init__(
             trainer.model,
             trainer.accelerator,
             trainer.processing_class,
-            mode=args.vllm_mode,
-            structured_outputs_regex=args.vllm_structured_outputs_regex,
-            server_base_url=args.vllm_server_base_url,
-            server_host=args.vllm_server_host,
-            server_port=args.vllm_server_port,
-            server_timeout=args.vllm_server_timeout,
-            tensor_parallel_size=args.vllm_tensor_parallel_size,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            max_model_length=args.vllm_max_model_length,
             max_num_seqs=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
-            enable_sleep_mode=args.vllm_enable_sleep_mode,
-            model_impl=args.vllm_model_impl,
-            repetition_penalty=args.repetition_penalty,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            min_p=args.min_p,
-            max_completion_length=args.max_completion_length,
-            generation_kwargs=args.generation_kwargs,
+            **options,
         )
 
     def _init_vllm(self) -> None:
@@ -84,9 +90,11 @@ class AdapterGeneration(VLLMGeneration):
         if size > 1:
             groups = [list(range(first, first + size)) for first in range(0, accelerator.num_processes, size)]
             self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)
-        os.environ["RANK"] = str(process)  # vLLM's external launcher reads these three
-        os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
-        os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
+        os.environ.update(  # vLLM's external launcher reads them
+            RANK=str(process),
+            LOCAL_RANK=str(accelerator.local_process_index),
+            WORLD_SIZE=str(accelerator.num_processes),
+        )
         ensure_master_addr_port()
         self.llm = Engine(
             model=self.model.name_or_path,
@@ -160,10 +168,9 @@ class AdapterServer(AdapterGeneration):
     def _init_vllm(self) -> None:
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self._url = url.rstrip("/")
-        self.sync_weights()
         if is_main_process():
-            self.vllm_client = VLLMClient(self._url)
-            self.vllm_client.model = self._name()
+            self.vllm_client = VLLMClient(self._url, connection_timeout=self.server_timeout)
+        self.sync_weights()
         self.accelerator.wait_for_everyone()
 
     def _hand_over(self, adapter: Path) -> None:
@@ -178,25 +185,17 @@ class AdapterServer(AdapterGeneration):
                 f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model.name_or_path}{flags} --logprobs-mode "
                 f"processed_logprobs` where {adapter} can be read."
             )
+        self.vllm_client.model = self._name()
         if self._version > 1:
-            self.vllm_client.model = self._name()
             self._post("unload_lora_adapter", lora_name=self._name(self._version - 1))
 
     def _post(self, what: str, **body: str) -> str | None:
-        """Why the server refused; a server that does not answer is waited for, as TRL does."""
-        import requests  # a dependency of vLLM, and of no package that gtpo requires
-
-        deadline = time.monotonic() + self.server_timeout
-        while True:
-            try:
-                answer = requests.post(f"{self._url}/v1/{what}", json=body, timeout=self.server_timeout)
-                if answer.ok:
-                    return None
-                return f"{answer.status_code}: {answer.text[:200]}"
-            except requests.RequestException as error:
-                if not isinstance(error, requests.ConnectionError) or time.monotonic() > deadline:
-                    return first_line(error)
-            time.sleep(2)
+        """Why the server refused; TRL's session tries again while it does not answer."""
+        address = f"{self._url}/v1/{what}"
+        answer = self.vllm_client.session.post(address, json=body, timeout=self.server_timeout)
+        if answer.ok:
+            return None
+        return f"{answer.status_code}: {answer.text[:200]}"
 
     def _name(self, version: int | None = None) -> str:
         """Of this run alone: the server keeps the names of earlier runs, and their prefix cache."""
