@@ -138,7 +138,7 @@ LIMITS = {
     "cli": Limit(6_970, 10.04),
     "data": Limit(8_095, 10.04),
     "evaluation": Limit(14_900, 9.88),
-    "forward": Limit(12_432, 10.52),
+    "forward": Limit(12_000, 10.10),
     "grading": Limit(12_480, 9.97),
     "models": Limit(7_800, 9.71),
     "reports": Limit(6_430, 9.73),

@@ -27,9 +27,8 @@ def supports(model: Any) -> bool:
     for layer in body.layers:
         parts += [layer, layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
     for part in parts:
-        if type(part).__module__ != type(model).__module__:
-            return False
-        if "forward" in part.__dict__:  # of accelerate
+        is_hooked = "forward" in part.__dict__  # by accelerate
+        if is_hooked or type(part).__module__ != type(model).__module__:
             return False
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks:
@@ -113,13 +112,12 @@ def _norm(layer: Any) -> Linear:
 
 def _joined(*layers: nn.Module) -> Linear:
     """Linear layers of one input as one product. Transposed in memory a small weight takes half the time at 8 rows."""
-    pairs = [_weight_and_bias(layer) for layer in layers]
-    plain = [pair for pair in pairs if pair is not None]
-    if len(plain) < len(layers):
+    pairs: list[Any] = [_weight_and_bias(layer) for layer in layers]
+    if None in pairs:
         return lambda hidden: torch.cat([layer(hidden) for layer in layers], dim=-1)
-    weight = torch.cat([weight for weight, _ in plain]).t().contiguous()
-    biases = [bias for _, bias in plain if bias is not None]  # Llama's and Qwen2's layers of one input: all or none
-    if not biases:
+    weights, biases = zip(*pairs, strict=True)
+    weight = torch.cat(weights).t().contiguous()
+    if biases[0] is None:  # Llama's and Qwen2's layers of one input: all or none
         return lambda hidden: hidden.mm(weight)
     bias = torch.cat(biases)
     return lambda hidden: torch.addmm(bias, hidden, weight)

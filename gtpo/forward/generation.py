@@ -39,7 +39,11 @@ _CALL = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}  # of the 
 
 @torch.no_grad()
 def generate(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, streamer: Any = None
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    generation_config: GenerationConfig,
+    streamer: Any = None,
 ) -> Tensor:
     """The prompts and their completions, as ``model.generate`` returns them.
 
@@ -72,11 +76,8 @@ def generate(
 def _is_supported(model: Any, config: GenerationConfig) -> bool:
     accepted = inspect.signature(model.forward).parameters
     defaults = config._get_default_generation_params()
-    settings = set()
-    for name, value in config.to_diff_dict().items():
-        default = defaults.get(name)
-        if (value or None) != (default or None):
-            settings.add(name)
+    given = config.to_diff_dict()
+    settings = {name for name, value in given.items() if (value or None) != (defaults.get(name) or None)}
     return (
         settings <= _SETTINGS
         and model.device.type != "mps"  # it has no float64, which _sample draws with
@@ -89,7 +90,12 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
 
 
 def _decode(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig, streamer: Any, is_simple: bool
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    config: GenerationConfig,
+    streamer: Any,
+    is_simple: bool,
 ) -> Tensor:
     """Token by token; rows that are finished leave. ``is_simple``: :mod:`gtpo.forward.decoding` has the model."""
     rows, width = input_ids.shape

@@ -165,17 +165,13 @@ class Packing:
 
     @torch.no_grad()
     def _verify(self, forward: Forward, decoder: Any, inputs: Inputs, lengths: Any) -> None:
-        """Compare the longest row and the last one with the same rows alone."""
+        """Compare the longest row and the last one with the same rows, padded."""
         _, is_target = token_masks(inputs)
         targets = is_target.sum(1).tolist()  # tokens of each completion
         packed = hidden_states_packed(forward, decoder, inputs).split(targets)
-        together = []
-        alone = []
-        for row in (int(lengths.argmax()), len(lengths) - 1):
-            single = _rows_of(inputs, [row])
-            together.append(packed[row])
-            alone.append(hidden_states_per_completion(forward, decoder, single))
-        if not _agree(torch.cat(together), torch.cat(alone)):
+        rows = [int(lengths.argmax()), -1]
+        together = torch.cat([packed[row] for row in rows])
+        if not _agree(together, hidden_states_per_completion(forward, decoder, _rows_of(inputs, rows))):
             raise UsageError("the model does not keep packed rows apart")
 
 

@@ -146,8 +146,8 @@ def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
     for case in ("different prompts", "different prompts", "one prompt", "different prompts"):
         states = found.hidden_states(packing(model), decoder, batch_of(*BATCHES[case]), model.config)
         assert states is not None
-    # packed, the longest row and the last one alone, and packed with gradients: twice; then 28 tokens after 15
-    assert seen == [15, 7, 4, 15, 15, 30, 9, 8, 30, 15]
+    # packed, the longest row and the last one padded, and packed with gradients: twice; then 28 tokens after 15
+    assert seen == [15, 7, 15, 15, 30, 9, 30, 15]
     assert found.possible and found.verified == 30
 
 
