@@ -135,7 +135,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_970, 10.04),
+    "cli": Limit(6_285, 10.20),
     "data": Limit(8_095, 10.04),
     "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_000, 10.10),

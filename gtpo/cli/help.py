@@ -21,23 +21,20 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
         classes: Our dataclasses of settings.
         preset: The values of the selected preset.
     """
-    fields = fields_of(classes)
     parser = argparse.ArgumentParser(usage="%(prog)s [--key value ...]", formatter_class=_ShortHelp, add_help=False)
     parser.description = sys.modules["__main__"].__doc__
-    parser.epilog = f"{HELP_ALL} lists every setting, with TRL's. --debug shows the traceback of an error."
+    parser.epilog = f"{HELP_ALL} lists every setting, with TRL's."
+    fields = fields_of(classes)
+    defaults = {}
+    for cls in classes:
+        defaults |= vars(cls())
+    defaults |= preset
     for title, settings in _shown().items():
         group = parser.add_argument_group(title)
         for name, shown in settings.items():
-            if method not in shown.get("methods", [method]):
-                continue
-            default = None
-            text = shown.get("text")
-            if text is None:
-                field = fields[name]
-                text = field.metadata["help"]
-                default = field.default_factory() if callable(field.default_factory) else field.default
-            default = preset.get(name_of(name), default)
-            group.add_argument(f"--{name}", metavar="", help=text + _bracketed(default))
+            if method in shown.get("methods", [method]):
+                text = shown.get("text") or fields[name].metadata["help"]
+                group.add_argument(f"--{name}", metavar="", help=text + _bracketed(defaults.get(name_of(name))))
     parser.print_help()
     raise SystemExit(0)
 
@@ -59,10 +56,6 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
             action.option_strings = ["--G", *action.option_strings]
         if action.option_strings[0].startswith("--no_"):  # --name false does the same
             action.help = argparse.SUPPRESS
-        if action.dest == "debug":  # run_script takes it: Transformers' own is not reached
-            action.help = "Show the traceback of an error."
-            action.default = argparse.SUPPRESS
-            action.nargs = 0
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
     parser.print_help()
     raise SystemExit(0)

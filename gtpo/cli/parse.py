@@ -90,7 +90,7 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
         print_help(method, classes, _help_preset(method, flags))
     if HELP_ALL in argv:
         return "transformers"  # parse prints it and exits
-    check_flags(method, flags, classes)
+    check_flags(method, argv, classes)
     start = find_start(method, flags)
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
@@ -117,17 +117,15 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if start.config is not None:
         of_file = _read_file(parser, start.config)
         if start.of_run:
-            of_file = _without_remote_settings(of_file, plain, named, start)
+            of_file = _without_remote_settings(of_file, plain, named, start.config)
         parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
+    prompt = stored_prompt(start.stored)
+    values |= {name: prompt[name] for name in prompt.keys() - named}
     if start.adapter:
-        values |= _start_from(start.adapter, named)
-        logger.warning("training starts from the adapter %s of %s", start.adapter, start.model)
-    if start.of_run:
-        prompt = stored_prompt(values)
-        values |= {name: prompt[name] for name in prompt.keys() - named}
+        values |= _start_from(start.adapter, start.stored, named)
     changed = {name for name, value in values.items() if value != plain[name]}
     _derive(method, preset, start, values, named)
     return _build_settings(method, classes, values, frozenset(changed))
@@ -157,23 +155,20 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
     alias = "tiny" if is_tiny(model) else alias_of(model)
-    presets = CONFIGS / method
-    if alias == "tiny" and backend != "unsloth":
-        return presets / "tiny.yaml"  # before PyTorch is imported
     needs_gpu = alias in ("llama", "qwen") or backend == "unsloth"
-    has_gpu = gpu_is_available()
+    has_gpu = (alias != "tiny" or needs_gpu) and gpu_is_available()  # imports PyTorch
     if needs_gpu and not has_gpu and not dry_run:
-        flags = f"--model {model}" + " --backend unsloth" * (backend == "unsloth")
         on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
-        raise UsageError(check_driver() or f"{flags} trains on a GPU, which PyTorch does not see: {on_cpu}.")
+        raise UsageError(check_driver() or f"--model {model} trains on a GPU, which PyTorch does not see: {on_cpu}.")
     if alias in ("tiny", "llama", "qwen"):
-        return presets / f"{alias}.yaml"
-    if has_gpu or needs_gpu:
-        return presets / "qwen.yaml"
-    if fault := check_driver():
-        logger.warning("training runs on the CPU: %s", fault)
-    is_smol = alias == "smol" or Path(model).name == Path(MODEL_ALIASES["smol"]).name
-    return presets / ("smol.yaml" if is_smol else "cpu.yaml")
+        name = alias
+    elif has_gpu or needs_gpu:
+        name = "qwen"
+    else:
+        name = "smol" if alias == "smol" or Path(model).name == Path(MODEL_ALIASES["smol"]).name else "cpu"
+        if fault := check_driver():
+            logger.warning("training runs on the CPU: %s", fault)
+    return CONFIGS / method / f"{name}.yaml"
 
 
 @dataclass
@@ -181,7 +176,7 @@ class _Start:
     """What decides how everything else is read, before TRL is imported.
 
     ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
-    stranger's. Training starts from ``adapter``.
+    stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run, with its prompt.
     """
 
     model: str
@@ -191,6 +186,7 @@ class _Start:
     config: str | None
     of_run: bool
     adapter: Path | None
+    stored: dict[str, Any]
 
 
 def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
@@ -200,29 +196,31 @@ def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
     of_run = False
     if config is not None:
         beside = RunDirectory(Path(config).parent)
-        has_run = beside.lock.exists() or beside.environment.exists()
-        of_run = has_run and Path(config).name == beside.config.name
+        of_run = beside.config == Path(config) and (beside.lock.exists() or beside.environment.exists())
     elif run is not None:
         of_run = True
         config = str(run.config)
     stored = {} if config is None else read_yaml(config, aliases=False)
-    objective = flags.get("objective") or stored.get("objective")
-    if objective and method != "grpo":
-        raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
     for name in sorted({"objective", "reward"} - flags.keys()):
         value = stored.get(name) or []
-        words = [str(each) for each in (value if isinstance(value, list) else [value])]
-        code = words if name == "objective" else [word for word in words if ":" in word]
+        words = [value] if isinstance(value, str) else list(map(str, value))
+        code = [word for word in words if word not in ("format", "accuracy")]
         if code:
             again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
             raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
-    model = flags.get("model") or stored.get("model") or ModelArguments.model
+    given = {name: value for name, value in (stored | flags).items() if value}
+    objective = given.get("objective")
+    if objective and method != "grpo":
+        raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
+    model = str(given.get("model", ModelArguments.model))
     adapter = find_adapter(model)
+    of_prompt = stored if of_run else {}
     if adapter is not None:
-        model = RunDirectory(adapter.parent).read_config()["model"]
-    backend = flags.get("backend") or stored.get("backend") or ModelArguments.backend
-    dry_run = "dry_run" in flags and (flags["dry_run"] or "true").lower() in TRUE
-    return _Start(model, backend, dry_run, run, config, of_run, adapter)
+        of_prompt = RunDirectory(adapter.parent).read_config()
+        model = of_prompt["model"]
+    backend = str(given.get("backend", ModelArguments.backend))
+    dry_run = (flags.get("dry_run", "false") or "true").lower() in TRUE
+    return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
 
 
 def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | None:
@@ -243,12 +241,9 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
         return None
     else:
         name = flags.get("run_name")
-        if name:
-            label = _label(method, flags.get("objective"))
-            name = _name(label, flags.get("model") or "*", flags.get("dataset") or "*", name)
-        run = _newest_run(method, name or "*")
-    of = method_of(run) if run.config.is_file() else None
-    if of not in (None, method):
+        run = _newest_run(method, f"*-{name}" if name else "*")
+    of = method_of(run) if run.config.is_file() else method
+    if of != method:
         raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
     return run
 
@@ -265,68 +260,44 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     gpu = torch.cuda
     if settings.get("bf16") and gpu.is_available() and not gpu.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
-    name = settings.get("model", "tiny")
-    is_own_model = start.model in (name, MODEL_ALIASES[name]) and not start.adapter
+    is_own_model = alias_of(start.model) == settings.get("model", "tiny") and not start.adapter
     if "entropy_filter" in settings and not is_own_model:
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
 
 
-def _start_from(adapter: Path, named: Set[str]) -> dict[str, Any]:
-    """The settings that a run takes over with an adapter: base, shape, and prompt unless ``named``."""
+def _start_from(adapter: Path, stored: Mapping[str, Any], named: Set[str]) -> dict[str, Any]:
+    """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
     check_base(adapter)
-    stored = RunDirectory(adapter.parent).read_config()
-    prompt = stored_prompt(stored)
-    found = {name: prompt[name] for name in prompt.keys() - named}
-    found |= {"model": stored["model"], "initial_adapter": str(adapter)}
-    for name in ("lora_rank", "lora_target_modules"):
-        if name in named:
-            raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
-        found[name] = stored[name]
-    return found
+    logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
+    shape = ("lora_rank", "lora_target_modules")
+    for name in named & {*shape}:
+        raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
+    return {name: stored[name] for name in ("model", *shape)} | {"initial_adapter": str(adapter)}
 
 
 def _without_remote_settings(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], named: Set[str], start: _Start
+    stored: Mapping[str, Any], plain: Mapping[str, Any], named: Set[str], config: str
 ) -> dict[str, Any]:
     """The settings of a run without those that send something elsewhere: these come from the command line."""
-    kept = {}
     remote = {}
-    for name, value in stored.items():
-        if name not in REMOTE_SETTINGS or value in (None, False, "none", plain[name]):
-            kept[name] = value
-        elif name not in named:
-            remote[name] = value
-    if remote:
-        again = shlex.join(to_argv(remote))
-        if remote.keys() & {"vllm_server_base_url", "vllm_server_host"}:
-            raise UsageError(f"{start.config} names a vLLM server: if it is yours, add {again}.")
-        logger.warning("not taken from %s: if the run is yours, add %s", start.config, again)
-    return kept
+    for name in REMOTE_SETTINGS:
+        if stored.get(name) not in (None, False, "none", plain.get(name)):
+            remote[name] = stored[name]
+    left_out = {name: remote[name] for name in remote if name not in named}
+    if left_out:
+        again = shlex.join(to_argv(left_out))
+        logger.warning("not taken from %s: if the run is yours, add %s", config, again)
+    return {name: stored[name] for name in stored if name not in remote}
 
 
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    runs = []
-    for run in own_runs():
-        if run.has_checkpoint and run.path.match(name) and method_of(run) == method:
-            runs.append(run)
+    runs = [run for run in own_runs() if run.has_checkpoint and run.path.match(name) and method_of(run) == method]
     if not runs:
         raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
     unfinished = [run for run in runs if not run.is_finished]
     return (unfinished or runs)[-1]
-
-
-def _label(method: str, objective: str | None) -> str:
-    """What a run's directory begins with: the method, or the class of ``--objective``."""
-    _, _, label = (objective or method).rpartition(":")
-    return label
-
-
-def _name(label: str, model: str, dataset: str, run_name: str) -> str:
-    """The directory of a run without --output_dir, below outputs/."""
-    data, _, _ = Path(dataset).name.partition(".")
-    return f"{label}-{Path(model).name}-{data}-{run_name}"
 
 
 def _help_preset(method: str, flags: Mapping[str, str | None]) -> dict[str, Any]:
@@ -398,54 +369,39 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
 
 def _word_of(value: Any, action: argparse.Action) -> str:
     """A value of a YAML file as on a command line."""
-    if isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
-        return ("off", "on")[value] if action.choices else str(value).lower()
-    if isinstance(value, dict | list):
-        return json.dumps(value, default=str)  # YAML has dates
-    return str(value)
+    if isinstance(value, bool) and action.choices:
+        return "on" if value else "off"  # which YAML 1.1 reads as booleans
+    return value if isinstance(value, str) else json.dumps(value, default=str)  # YAML has dates
 
 
 def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    is_given = values["per_device_train_batch_size"] or values["gradient_accumulation_steps"]
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
+        values |= dict.fromkeys(sizes)  # those of a file are for its groups
     shares_host = values["use_cpu"] and processes > 1
-    if "num_generations" in values and preset.stem != "tiny" and not is_given and not shares_host:
+    if "num_generations" in values and preset.stem != "tiny" and not any(map(values.get, sizes)) and not shares_host:
         from gtpo.models.memory import derived_micro_batch  # imports torch
 
-        values["per_device_train_batch_size"] = derived_micro_batch(values, processes)
-    values |= _batch_sizes(values, named, processes)
+        values[sizes[0]] = derived_micro_batch(values, processes)
+    given = map(values.get, sizes)
+    geometry = batch_geometry(values.get("num_generations", 1), values["prompts_per_step"], *given, processes)
+    values |= zip(sizes, geometry, strict=True)
     values |= evaluation_settings(values, processes)
     if start.run:
         values["resume"] = values["output_dir"] = str(start.run.path)
     elif "run_name" in named and "output_dir" not in named:
         values["output_dir"] = None  # of the --config
     if not values["output_dir"]:
-        label = _label(method, values.get("objective"))
+        _, _, label = (values.get("objective") or method).rpartition(":")
+        data, _, _ = Path(values["dataset"]).name.partition(".")
         name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-        values["output_dir"] = str(OUTPUTS / _name(label, start.model, values["dataset"], name))
+        values["output_dir"] = str(OUTPUTS / f"{label}-{Path(start.model).name}-{data}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         for name, ours in _OF_VLLM.items():
             values[name] = values[name] or values[ours]
-
-
-def _batch_sizes(values: Mapping[str, Any], named: Set[str], processes: int) -> dict[str, int]:
-    """Batch size and accumulation; those of a file give way to G or prompts_per_step of the command line."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    group = values.get("num_generations", 1)
-    prompts = values["prompts_per_step"]
-    batch, steps = map(values.get, names)
-    if batch and named & {"num_generations", "prompts_per_step"} and not named & {*names}:
-        share = group * (prompts or 1) / processes
-        while batch > 1 and share % batch:
-            batch -= 1  # no more memory
-        steps = None
-    sizes = dict(zip(names, batch_geometry(group, prompts, batch, steps, processes), strict=True))
-    for name, size in sizes.items():
-        if values[name] not in (None, size):
-            logger.warning("%s is %d, not %s as in the file", name, size, values[name])
-    return sizes
 
 
 def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any], changed: frozenset[str]) -> Settings:
@@ -478,12 +434,8 @@ def _warn_of_missing_tags(settings: Settings) -> None:
     """Log the tags that rewards look for and your own system prompt does not name."""
     rewards = settings.reward.reward if settings.reward else ()
     prompt = settings.prompt.format
-    wanted: Sequence[str] = ()
-    if "format" in rewards:
-        wanted = prompt.tags
-    elif "accuracy" in rewards:
-        wanted = prompt.tags[2:]
-    missing = [tag for tag in wanted if tag not in prompt.system_prompt] if prompt.system_prompt else []
+    wanted = prompt.tags if "format" in rewards else prompt.tags[2:] * ("accuracy" in rewards)
+    missing = [tag for tag in wanted if tag not in (prompt.system_prompt or tag)]
     if missing:
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
 

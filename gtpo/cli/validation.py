@@ -91,21 +91,12 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     _check_finite(values)
     check_fields(argparse.Namespace(**values), CHECKS)
-    launched = os.environ.get
     no_gpu = values["use_cpu"] or not has_gpu
     merges = values["merge"] != "none"
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges
-    on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
     faults = {
-        "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
-            values["remove_unused_columns"] and "num_generations" in values
-        ),
         "--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.": (
             values["fp16"] and no_gpu
-        ),
-        f"FSDP needs GPUs: {on_cpu}.": launched("ACCELERATE_USE_FSDP", "").lower() == "true" and no_gpu,
-        f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.": (
-            launched("ACCELERATE_USE_CPU", "").lower() == "true" and not launched("WORLD_SIZE")
         ),
         "--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.": (
             values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth
@@ -117,7 +108,7 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
             values["lora_rank"] == 0 and needs_adapter
         ),
         "--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.": (
-            merges and launched("ACCELERATE_USE_DEEPSPEED") == "true"
+            merges and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         ),
     }
     for fault, is_there in faults.items():
@@ -134,9 +125,9 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
 
 def _check_finite(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                raise UsageError(f"--{name} is {value}: expected a finite number.")
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise UsageError(f"--{name} is {value}: expected a finite number.")
 
 
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
@@ -146,11 +137,9 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
             if values.get(name) not in (None, False, "no"):
                 raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
         return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
-    strategy = str(values["eval_strategy"])
-    if strategy == "no":
-        strategy = "steps"
-    derived: dict[str, Any] = {"eval_strategy": strategy}
-    if values["eval_steps"] is None and strategy == "steps":
+    strategy = values["eval_strategy"]
+    derived = {"eval_strategy": "steps" if strategy == "no" else strategy}
+    if values["eval_steps"] is None and str(derived["eval_strategy"]) == "steps":
         derived["eval_steps"] = 1 / EVALUATIONS
     batch = values["per_device_train_batch_size"]
     metric = "eval_loss"
@@ -160,6 +149,6 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
         batch = math.ceil(batch / unit) * unit
         derived["num_generations_eval"] = group
         metric = "eval_accuracy" if "accuracy" in values.get("reward", ()) else "eval_reward"
-    derived["per_device_eval_batch_size"] = values["per_device_eval_batch_size"] or batch
-    derived["metric_for_best_model"] = values["metric_for_best_model"] or metric
+    for name, default in (("per_device_eval_batch_size", batch), ("metric_for_best_model", metric)):
+        derived[name] = values[name] or default
     return derived

@@ -175,8 +175,8 @@ def load_train(
     A prompt that is a conversation is not changed. The number of dropped rows is logged. ``seed``: of the generated
     arithmetic problems. ``for_sft``: without a column of solutions, the last turn of a conversation is one where it is
     the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split. ``graded``:
-    answers are read as gold answers, and a row is dropped whose answer no completion can give; else they stay as they
-    are, for a reward of your own. ``required``: roles that need a column.
+    answers are read as gold answers, and a row is dropped whose answer no completion can give; else they are
+    any text, for a reward of your own, and no column of answers is needed.
 
     A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
     enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.

@@ -409,12 +409,11 @@ def test_a_file_of_settings_runs_no_code_unasked(tmp_path: Path) -> None:
     assert parsed(*argv, "--reward", "format", "evil.py:f").reward.reward == ["format", "evil.py:f"]
 
 
-def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path) -> None:
+def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flags = ("--model", "tiny", "--use_vllm", "true", "--vllm_mode", "server")
     run = stored_run(tmp_path / "run", *flags, "--vllm_server_base_url", "http://10.0.0.9:1")
     again = ("--vllm_server_base_url", "http://10.0.0.9:1")
-    with pytest.raises(UsageError, match=f"names a vLLM server: .* {' '.join(again)}"):
-        settings("--resume", str(run))
+    assert settings("--resume", str(run))["vllm_server_base_url"] is None and " ".join(again) in caplog.text
     assert settings("--resume", str(run), *again)["vllm_server_base_url"] == again[1]
 
 
@@ -535,16 +534,12 @@ def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path:
 
 
 def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     got = settings("--prompts_per_step", "1", method="sft")  # the preset has a batch of 48
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
     run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
     assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
-    assert "per_device_train_batch_size is 5, not 12 as in the file" in caplog.text
-    small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "1", "--prompts_per_step", "1")
-    got = settings("--resume", str(small), "--G", "5")
-    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 5)  # no more memory
     with pytest.raises(UsageError, match="--per_device_train_batch_size"):
         settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
     with pytest.raises(UsageError, match="--per_device_train_batch_size"):
@@ -607,7 +602,6 @@ def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     ("argv", "words"),
     [
         (["--reward_weights", "0", "0"], "reward_weights is .*would add up to 0"),
-        (["--remove_unused_columns", "true"], "remove_unused_columns is True: expected false, because the rewards"),
     ],
 )
 def test_settings_that_leave_no_reward_are_refused(argv: list[str], words: str) -> None:

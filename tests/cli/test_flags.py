@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import ArgumentError
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from helpers.scripts import ROOT
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import annotations_of, check_flags, flags_on, spelled_out
+from gtpo.cli.flags import annotations_of, check_flags, spelled_out
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
@@ -33,26 +34,26 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
     ],
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
-    check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
+    check_flags("gtpo", spelled_out(argv), SETTINGS)
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--learning_rate", "abc"], "--learning_rate is 'abc': expected a number"),
-        (["--learning_rate=1e-3x"], "expected a number"),
-        (["--G", "2.5"], "--num_generations is '2.5': expected a whole number"),
-        (["--lora_rank", "many"], "--lora_rank is 'many': expected a whole number"),
+        (["--learning_rate", "abc"], "--learning_rate: invalid float value: 'abc'"),
+        (["--learning_rate=1e-3x"], "--learning_rate: invalid float value: '1e-3x'"),
+        (["--G", "2.5"], "--num_generations: invalid int value: '2.5'"),
+        (["--lora_rank", "many"], "--lora_rank: invalid int value: 'many'"),
         (["--G", "1"], "--num_generations is 1: expected 2 to 4,096"),
         (["--max_steps", "0"], "expected 1 to 1,000,000,000, or -1"),
         (["--temperature", "0"], "expected more than 0"),
-        (["--entropy_filter", "maybe"], "expected one of auto, on, off, negative_only"),
+        (["--entropy_filter", "maybe"], "--entropy_filter: invalid choice: 'maybe'"),
         (["--beta", "0.04"], "--beta is 0.04: expected 0, because GTPO has no KL term"),
     ],
 )
 def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
+    with pytest.raises((UsageError, ArgumentError), match=re.escape(message)):
+        check_flags("gtpo", spelled_out(argv), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> 
     ],
 )
 def test_right_values_pass(argv: list[str]) -> None:
-    check_flags("gtpo", flags_on(spelled_out(argv)), SETTINGS)
+    check_flags("gtpo", spelled_out(argv), SETTINGS)
 
 
 def test_beta_is_a_setting_of_grpo() -> None:
-    check_flags("grpo", {"beta": "0.04"}, SETTINGS)
+    check_flags("grpo", ["--beta", "0.04"], SETTINGS)
 
 
 HELP = """
@@ -108,7 +109,7 @@ def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--modle", "x"], "'--model'"),
+        (["--modle", "x"], "'model'"),
     ],
 )
 def test_the_scripts_refuse_names_of_flags_before_torch_is_imported(

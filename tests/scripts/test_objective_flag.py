@@ -128,4 +128,4 @@ def test_what_a_script_says_about_an_objective(mine: Path, tiny: Path, run_scrip
         ended = run_script(mine, script, *common, "--objective", objective)
         assert (ended.code, message in ended.stderr) == (2, True), ended.stderr
     misspelled = run_script(mine, "train_grpo.py", *common, "--objective", "mine.py:Halved", "--shar", "1")
-    assert misspelled.code == 2 and "did you mean '--share'?" in misspelled.stderr
+    assert misspelled.code == 2 and "did you mean 'share'?" in misspelled.stderr

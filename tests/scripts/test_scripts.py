@@ -179,11 +179,8 @@ def test_train_scripts_differ_only_in_the_method() -> None:
 
 
 def test_launchers_that_do_not_do_what_they_say(run: Run) -> None:
-    """vLLM of each process on the first GPU; DDP instead of FSDP; one process of `accelerate launch --cpu`."""
+    """vLLM of each process on the first GPU."""
     gpu = "torch.cuda.is_available, torch.cuda.get_device_capability = (lambda: True), (lambda *_: (9, 0))"
-    on_cpu = ("True", "tiny", "configs/accelerate/ddp.yaml")
-    several = ("WORLD_SIZE", "2", "llama", "add --backend transformers")
-    for name, value, model, fix in (several, ("ACCELERATE_USE_FSDP", *on_cpu), ("ACCELERATE_USE_CPU", *on_cpu)):
-        before = f"{gpu}; os.environ[{name!r}] = {value!r}"
-        ended = run("train_gtpo.py", "--model", model, "--dataset", "arithmetic", "--run_name", name, before=before)
-        assert ended.code == 2 and fix in ended.stderr and ended.stderr.count("\n") == 1
+    before = f"{gpu}; os.environ['WORLD_SIZE'] = '2'"
+    ended = run("train_gtpo.py", "--model", "llama", "--dataset", "arithmetic", "--run_name", "several", before=before)
+    assert ended.code == 2 and "add --backend transformers" in ended.stderr and ended.stderr.count("\n") == 1
