@@ -135,8 +135,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_285, 10.20),
-    "data": Limit(8_095, 10.04),
+    "cli": Limit(6_140, 10.13),
+    "data": Limit(8_078, 9.88),
     "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_480, 9.97),

@@ -52,8 +52,6 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not --max-steps too
         action.help = texts.get(action.dest) or action.help
-        if action.dest == name_of("G"):
-            action.option_strings = ["--G", *action.option_strings]
         if action.option_strings[0].startswith("--no_"):  # --name false does the same
             action.help = argparse.SUPPRESS
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last

@@ -138,8 +138,7 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
-    config = flags.get("config")
-    of_file = {} if config is None else _read_file(parser, config)
+    of_file = _read_file(parser, flags["config"]) if flags.get("config") else {}
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     return cls(**values), {*flags, *of_file}
@@ -426,18 +425,11 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         distributed.broadcast_object_list(names)
         raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
     settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
-    _warn_of_missing_tags(settings)
+    asked_for = settings.prompt.format
+    missing = [tag for tag in asked_for.tags if tag not in (asked_for.system_prompt or tag)]
+    if missing and settings.reward:
+        logger.warning("--system_prompt lacks %s, for format and accuracy: add them, or set --tags", " ".join(missing))
     return settings
-
-
-def _warn_of_missing_tags(settings: Settings) -> None:
-    """Log the tags that rewards look for and your own system prompt does not name."""
-    rewards = settings.reward.reward if settings.reward else ()
-    prompt = settings.prompt.format
-    wanted = prompt.tags if "format" in rewards else prompt.tags[2:] * ("accuracy" in rewards)
-    missing = [tag for tag in wanted if tag not in (prompt.system_prompt or tag)]
-    if missing:
-        logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
 
 
 def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:

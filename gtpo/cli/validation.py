@@ -23,7 +23,7 @@ def _is_within(
     above: float = -math.inf,
     also: float | None = None,
 ) -> bool:
-    return value == also or (at_least <= value <= at_most and value > above)
+    return value == also or (math.isfinite(value) and at_least <= value <= at_most and value > above)
 
 
 def _is_repo_id(name: str) -> bool:
@@ -44,7 +44,10 @@ CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
         "modules such as q_proj, without lm_head, or all-linear alone",
     ),
     "model_init_kwargs": (not_, "nothing: --model, --load_in_4bit and --backend load the model"),
-    "reward_weights": (any, "a weight other than 0: the rewards would add up to 0"),
+    "reward_weights": (
+        lambda weights: any(weights) and all(map(math.isfinite, weights)),
+        "finite weights, one of them not 0: the rewards would add up to 0",
+    ),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
     "resume_from_checkpoint": (not_, "--resume RUN, which continues from the last checkpoint"),
     "save_only_model": (not_, "false, because --resume needs the complete checkpoint"),
@@ -89,7 +92,6 @@ def batch_geometry(
 
 def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
-    _check_finite(values)
     check_fields(argparse.Namespace(**values), CHECKS)
     no_gpu = values["use_cpu"] or not has_gpu
     merges = values["merge"] != "none"
@@ -121,13 +123,6 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
             f"prompts of up to {prompt} and completions of up to {completion} tokens exceed --max_seq_length "
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise it."
         )
-
-
-def _check_finite(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise UsageError(f"--{name} is {value}: expected a finite number.")
 
 
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:

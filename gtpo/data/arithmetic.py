@@ -41,9 +41,18 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
     for _ in range(steps):
         operations = "+" * (total < 30) + "-" * (total > 2) + "*" * (total <= 10)
         operation = generator.choice(operations)
-        least, most = {"+": (1, 9), "-": (1, min(total - 1, 9)), "*": (2, 3)}[operation]
-        number = generator.randint(least, most)
-        result = {"+": total + number, "-": total - number, "*": total * number}[operation]
+        ranges = {
+            "+": (1, 9),
+            "-": (1, min(total - 1, 9)),
+            "*": (2, 3),
+        }
+        number = generator.randint(*ranges[operation])
+        results = {
+            "+": total + number,
+            "-": total - number,
+            "*": total * number,
+        }
+        result = results[operation]
         event = _EVENTS[operation].format(number)
         story.append(f"{name} {event}.")
         working.append(f"{total} {operation} {number} = {result}")

@@ -19,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 32
 REASONING = "..."  # of the completion
+SHOWN = """The prompt of the first row:
+{prompt}
+
+A completion with its gold answer, as the rewards see it:
+{completion}
+
+Its scores: format {points} of 10, {accuracy}."""
 
 
 class Preview(NamedTuple):
@@ -33,11 +40,7 @@ class Preview(NamedTuple):
     def lines(self) -> list[str]:
         """For ``--dry_run``."""
         accuracy = "no gold answer" if self.is_correct is None else f"accuracy {10 * self.is_correct} of 10"
-        text = (
-            f"The prompt of the first row:\n{self.prompt}\n\n"
-            f"A completion with its gold answer, as the rewards see it:\n{self.completion}\n\n"
-            f"Its scores: format {10 * self.follows_format} of 10, {accuracy}."
-        )
+        text = SHOWN.format(**self._asdict(), points=10 * self.follows_format, accuracy=accuracy)
         if self.fault:
             text += f"\nerror: {self.fault}"
         return text.splitlines()

@@ -100,8 +100,7 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
 
 
 def _is_turn(turn: Any) -> bool:
-    is_turn = isinstance(turn, dict) and "role" in turn
-    return is_turn and bool(isinstance(turn.get("content"), str) or turn.get("tool_calls"))
+    return isinstance(turn, dict) and "role" in turn and isinstance(turn.get("content"), str)
 
 
 def is_answered(question: Any) -> bool:
