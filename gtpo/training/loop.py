@@ -83,6 +83,9 @@ def train(trainer: Any, checkpoint: str | None) -> None:
             state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
             restore_metrics(RunDirectory(trainer.args.output_dir), state, trainer.args)
         return
+    # of a share, such as --eval_steps 0.1, and the steps that it stands for
+    of_transformers = logging.getLogger("transformers.trainer_utils")
+    of_transformers.addFilter(lambda record: "arguments do not match" not in record.getMessage())
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:  # a notebook goes on after an error
