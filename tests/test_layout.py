@@ -142,8 +142,8 @@ LIMITS = {
     "grading": Limit(12_480, 9.97),
     "models": Limit(7_800, 9.71),
     "reports": Limit(6_430, 9.73),
-    "runs": Limit(4_990, 9.25),
-    "training": Limit(17_040, 9.65),
+    "runs": Limit(4_980, 9.23),
+    "training": Limit(17_030, 9.65),
     "": Limit(3_850, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(99_560, 10.00)

@@ -211,14 +211,14 @@ def write_manifest(checkpoint: Path) -> None:
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 
-def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
-    """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
     try:
         files = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     names = " ".join(files)
-    for part in needed:
+    for part in _NEEDED:
         if part not in names:
             return f"{MANIFEST} lists no {part} file"
     for name, stored in files.items():

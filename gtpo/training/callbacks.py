@@ -32,7 +32,6 @@ from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
-    MANIFEST,
     RunDirectory,
     damage,
     is_held_out,
@@ -104,12 +103,8 @@ class BestAdapter(TrainerCallback):
             return
         for logs in state.log_history:
             self._add(logs, logs["step"])
-        best = self.run.best
-        if (best / MANIFEST).is_file() and (reason := damage(best, ("model",))):
-            logger.warning("%s is damaged (%s): a later adapter replaces it", best, reason)
-            return
         stored = self.run.read_best()
-        if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
+        if stored.get("step", math.inf) <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored
 
     def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -118,13 +113,13 @@ class BestAdapter(TrainerCallback):
             self._offer(self.held_out_metric, value, state, model, bool(args.greater_is_better))
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        if self.held_out_metric or not self._add(logs or {}, state.global_step):
-            return
+        has_score = self._add(logs or {}, state.global_step)
         window = min(BEST_WINDOW, max(1, state.max_steps // 8))
         first = state.global_step - window  # the window begins after this step
+        if self.held_out_metric or not has_score or first < 0:
+            return
         scores = [score for step, score in self.recent if step > first]
-        if first >= 0:
-            self._offer("accuracy", sum(scores) / len(scores), state, model)
+        self._offer("accuracy", sum(scores) / len(scores), state, model)
 
     def _add(self, logs: Row, step: int) -> bool:
         """Keep the score of a logged line; whether it has one: a mean over the steps since the line before."""
@@ -345,10 +340,11 @@ class StopOnNonFinite(TrainerCallback):
             flags.append(part.isfinite().all())
         finite = torch.stack(flags).tolist() if flags else []  # one transfer to the host
         failed = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
-        if any_process(bool(failed), args.device):
-            name = failed[0] if failed else "on another process"
-            batches = getattr(self.trainer, "_buffered_inputs", None) or []
-            raise non_finite_error(f"{what} ({name})", self.trainer, batches)
+        if not any_process(bool(failed), args.device):
+            return
+        name = failed[0] if failed else "on another process"
+        batches = getattr(self.trainer, "_buffered_inputs", None) or []  # SFT has none
+        raise non_finite_error(f"{what} ({name})", self.trainer, batches)
 
 
 def non_finite_error(
