@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from helpers.files import write_settings
 from helpers.settings import parsed
 from trl.trainer.utils import is_async_callable
 
@@ -75,7 +75,7 @@ def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_pat
         assert stored["chat_template_kwargs"] == {"enable_thinking": False}
         if method == "grpo":
             assert settings.trainer.chat_template_kwargs == {"enable_thinking": False}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+        write_settings(tmp_path / "config.yaml", stored)
         again = parsed("--config", str(tmp_path / "config.yaml"), method=method)
         assert again.to_dict() == stored
 

@@ -4,7 +4,6 @@ Its tokenizer pads with its EOS token and its entropy is above ln 2. It follows 
 rewards are mostly 0: what is tested is the machinery.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.files import read_json, read_lines
 from helpers.scripts import ROOT, user_environment
 from safetensors.torch import load_file
 
@@ -66,12 +66,12 @@ def gtpo(train: Callable[..., Path]) -> Path:
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(directory / "metrics.jsonl")
 
 
 def test_gtpo_trains_two_steps(gtpo: Path) -> None:
     assert [row["step"] for row in metrics(gtpo)] == [1, 2]
-    record = json.loads((gtpo / "initial_entropy.json").read_text())
+    record = read_json(gtpo / "initial_entropy.json")
     assert record["prompts"] == ROWS and 1.0 < record["initial_entropy"] < 3.0 and not record["filter_on"]
     weights = load_file(gtpo / "adapter" / "adapter_model.safetensors")
     assert len(weights) == 30 * 7 * 2 and all(weight.isfinite().all() for weight in weights.values())
@@ -109,4 +109,4 @@ def test_the_adapter_is_evaluated_on_gsm8k(gtpo: Path, data_dir: Path) -> None:
     shown = run(gtpo.parent, "evaluate.py", "--benchmarks", "gsm8k", "--runs", "base", "gtpo", *flags)
     assert "GSM8K" in shown
     [scores] = (gtpo.parent / "outputs" / "evaluation").glob("**/gtpo*/gsm8k*.json")
-    assert json.loads(scores.read_text())["problems"] == 2
+    assert read_json(scores)["problems"] == 2

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.files import read_json, write_json
 from helpers.scripts import ROOT
 from safetensors.torch import load_file, save_file
 
@@ -86,7 +86,7 @@ def seen(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
             text=True,
         )
         assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-3000:]
-        results[backend] = json.loads((directory / "seen.json").read_text())
+        results[backend] = read_json(directory / "seen.json")
         for kind in ("weights", "gradients"):
             results[backend][kind] = {name: load_file(directory / f"{name} {kind}.safetensors") for name in STEPS}
     return results
@@ -321,7 +321,7 @@ def main() -> None:
 
     seen = {"base": trl.GRPOTrainer.__name__} | _train_each(arguments.tiny) | _score(arguments.tiny)
     seen |= _settings()
-    Path("seen.json").write_text(json.dumps(seen))
+    write_json(Path("seen.json"), seen)
 
 
 if __name__ == "__main__":

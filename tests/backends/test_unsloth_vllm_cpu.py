@@ -6,7 +6,6 @@ of a random model; the trainer's log-probabilities are compared with those of th
 
 import functools
 import importlib.util
-import json
 import math
 import shutil
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from helpers.files import read_json, read_lines, read_settings, write_settings
 from helpers.scripts import ROOT, Ended, ScriptServer
 from safetensors.torch import load_file
 
@@ -166,7 +165,7 @@ def train(start: Callable[..., Ended], work: Path) -> Train:
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` without what the clock determines."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(run / "metrics.jsonl")
     return [{key: value for key, value in row.items() if key not in TIMINGS} for row in rows]
 
 
@@ -206,7 +205,7 @@ def test_16_bit_weights_train_by_one_flag(start: Callable[..., Ended], work: Pat
         done = start(run, case, *flags, "--load_in_4bit=false")
         assert done.code == 0, done.stderr[-3000:]
         assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
-        assert yaml.safe_load((run / "config.yaml").read_text())["load_in_4bit"] is False
+        assert read_settings(run / "config.yaml")["load_in_4bit"] is False
         before = adapter_of(run / f"checkpoint-{STEPS // 2}")
         after = adapter_of(run / "adapter")
         assert not is_equal(before, after)
@@ -233,10 +232,10 @@ def test_the_optimizer_has_8_bit_states(train: Train) -> None:
 
 def test_a_run_leaves_everything(train: Train) -> None:
     run = train(LLAMA)
-    assert len(json.loads((run / "initial_entropy.json").read_text())["per_prompt"]) == 100
+    assert len(read_json(run / "initial_entropy.json")["per_prompt"]) == 100
     assert list(run.glob("wandb/offline-run-*/*.wandb"))
     best = max(metrics_of(run), key=lambda line: line["reward"])["step"]  # the first of equally good ones
-    assert json.loads((run / "best" / "best.json").read_text())["step"] == best
+    assert read_json(run / "best" / "best.json")["step"] == best
     assert is_equal(adapter_of(run / "best"), adapter_of(run / "adapter")) == (best == STEPS)
 
 
@@ -285,8 +284,8 @@ def resume(killed: Path, work: Path, script: Script, tmp_path: Path) -> Callable
     def resume(before: str = "") -> tuple[Path, Ended]:
         run = tmp_path / "resumed"
         shutil.copytree(killed, run)
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
+        config = read_settings(run / "config.yaml")
+        write_settings(run / "config.yaml", config | {"output_dir": str(run)})
         return run, script(work, "train_gtpo.py", "--resume", str(run), REWARD, before=before)
 
     return resume
@@ -388,7 +387,7 @@ def test_a_preset_becomes_the_arguments_of_the_engine(
     argv = ["--model", alias, "--dataset=arithmetic", "--output_dir=run", "--use_cpu=true", "--bf16=true"]
     done = script(tmp_path, "train_gtpo.py", *argv, before=before)
     assert done.code == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    options = json.loads((tmp_path / "engine.json").read_text())
+    options = read_json(tmp_path / "engine.json")
     expected = {
         "dtype": "torch.bfloat16",
         "max_model_len": 5500,
@@ -431,7 +430,7 @@ def light(script: Script, run_script: Script, tmp_path: Path, monkeypatch: pytes
 def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path: Path) -> None:
     stages = light()
     assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(stages, "passed"), stages
-    assert json.loads((tmp_path / "report" / "cpu.json").read_text())["stages"] == stages
+    assert read_json(tmp_path / "report" / "cpu.json")["stages"] == stages
     cosines = {name: found["cosine"] for name, found in stages["gradient"]["numbers"].items()}
     assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6

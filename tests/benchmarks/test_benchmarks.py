@@ -1,12 +1,12 @@
 """The benchmark scripts: a run at a tiny shape, the content of its results, and the tables of docs/architecture.md."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.files import read_json
 from helpers.scripts import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -28,7 +28,7 @@ def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> Non
     command = [sys.executable, "benchmarks/bench_loss.py", *flags]
     completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr[-2000:]
-    result = json.loads(output.read_text())
+    result = read_json(output)
     assert completed.stdout.strip().endswith(bench_loss.markdown(result))  # libraries may print something before it
     assert result.keys() > PROVENANCE
     assert result["command"].startswith(f"python benchmarks/bench_loss.py --shapes {shape} ")
@@ -58,7 +58,7 @@ def test_step_benchmark_times_the_phases(
         bench_step.main()
     finally:
         torch.set_num_threads(threads)
-    result = json.loads((tmp_path / "out.json").read_text())
+    result = read_json(tmp_path / "out.json")
     entry = result["models"]["tiny"]
     assert (result["group"], result["prompt"], result["length"]) == (4, 12, 16)
     assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
@@ -90,12 +90,10 @@ def test_the_table_of_the_docs_has_the_stored_results() -> None:
     lines = (ROOT / "docs" / "architecture.md").read_text().splitlines()
     shown = [line for line in lines if line.startswith(("| head and", "| step of"))]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown]
-    stored = {path.stem: json.loads(path.read_text()) for path in (ROOT / "results" / "benchmarks").glob("*.json")}
+    stored = {path.stem: read_json(path) for path in (ROOT / "results" / "benchmarks").glob("*.json")}
     expected = []
     for name, cpu in (("loss_cpu", "no matrix unit"), ("loss_cpu_amx", "AMX")):
-        for shape, found in json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())[
-            "shapes"
-        ].items():
+        for shape, found in read_json(ROOT / "results" / "benchmarks" / f"{name}.json")["shapes"].items():
             dtype, width, vocabulary = shape.split(":")
             assert vocabulary == "32768"
             seconds = found["seconds"]

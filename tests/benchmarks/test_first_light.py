@@ -1,6 +1,5 @@
 """First light's report, its limits, and what is written from it; tests/backends/ runs the stages."""
 
-import json
 import math
 import re
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import read_json
 from helpers.scripts import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -63,7 +63,7 @@ def test_each_stage_is_stored_with_its_outcome(bench: Bench, tmp_path: Path) -> 
     said: list[str] = []
     report = tmp_path / "report.json"
     first_light.first_light(bench, report, say=said.append)
-    stages = json.loads(report.read_text())["stages"]
+    stages = read_json(report)["stages"]
     assert {name: (entry["outcome"], entry["verdict"], entry["numbers"]) for name, entry in stages.items()} == {
         "good": ("passed", "good", {"value": 1}),
         "wrong": ("FAILED", "one is not two", {"value": 2}),
@@ -80,7 +80,7 @@ def test_a_stage_that_passed_is_run_again_only_if_it_is_named(bench: Bench, tmp_
     report = tmp_path / "report.json"
     ran = []
     first_light.first_light(bench, report, ["good"], say=ran.append)
-    assert list(json.loads(report.read_text())["stages"]) == ["good"]
+    assert list(read_json(report)["stages"]) == ["good"]
     first_light.first_light(bench, report, ["good"], say=ran.append)
     assert [line.partition(" in ")[0] for line in ran] == ["good: about 1 minutes", "good: passed"] * 2
     ran.clear()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from helpers.files import read_settings
 from helpers.scripts import Ended
 from helpers.settings import parsed
 from safetensors.torch import load_file, save_file
@@ -85,7 +85,7 @@ def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: Callab
     done = run_script(run.parent, "train_gtpo.py", *argv)
     assert done.code == 0, done.stderr[-2000:]
     assert "Initial entropy" in done.stderr and "100 prompts" in done.stderr
-    stored = yaml.safe_load((run.parent / "further" / "config.yaml").read_text())
+    stored = read_settings(run.parent / "further" / "config.yaml")
     assert stored["initial_adapter"] == str(run / "adapter")
     (run / "adapter").rename(run / "gone")  # the checkpoint has all that a resumed run needs
     sampled = ("--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--max_new_tokens", "4")

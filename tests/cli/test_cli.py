@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.files import read_settings, write_settings
 from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -493,7 +494,7 @@ def stored_run(path: Path, *argv: str, method: str = "gtpo") -> Path:
     """The config.yaml of a run with a checkpoint."""
     path.mkdir(parents=True)
     values = parsed("--output_dir", str(path), *argv, method=method).to_dict()
-    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    write_settings(path / "config.yaml", values)
     (path / "checkpoint-1").mkdir()
     (path / "checkpoint-1" / "files.json").write_text("{}")
     return path
@@ -556,8 +557,8 @@ def of_a_stranger(tmp_path: Path) -> Path:
     sends = {"push_to_hub": True, "hub_model_id": "stranger/m", "report_to": ["wandb"]}
     sends |= {"log_completions_hub_repo": "stranger/d", "trackio_space_id": "stranger/s"}
     planted = {"reward": ["format", "evil.py:f"], "system_prompt": str(secret), "chat_template": str(secret)}
-    config = yaml.safe_load((run / "config.yaml").read_text()) | sends | planted
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    config = read_settings(run / "config.yaml") | sends | planted
+    write_settings(run / "config.yaml", config)
     return run
 
 

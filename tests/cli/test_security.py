@@ -1,7 +1,6 @@
 """Security: remote code is not run, secrets are not stored, a printed command can be pasted."""
 
 import ast
-import json
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.files import write_json
 from trl import GRPOConfig
 
 from gtpo.cli.parse import parse
@@ -72,7 +72,7 @@ def test_a_printed_command_is_quoted_and_names_code_and_where_the_run_sends_some
     run = RunDirectory(tmp_path / "a b;touch PWNED;$(touch PWNED)")
     run.path.mkdir()
     stored = {"model": "tiny", "gamma": 0.1, "reward": ["format", "my file.py:f"], "report_to": "none"}
-    run.config.write_text(json.dumps(stored | {"push_to_hub": True, "hub_model_id": "me/m"}))
+    write_json(run.config, stored | {"push_to_hub": True, "hub_model_id": "me/m"})
     sends = ["--push_to_hub", "true", "--hub_model_id", "me/m"]
     expected = ["python", "train_gtpo.py", "--config", str(run.config), *sends, "--reward", "format", "my file.py:f"]
     assert shlex.split(command_of(run, "--config", str(run.config))) == expected

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from helpers.files import write_lines
 from transformers import AutoTokenizer
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
@@ -260,7 +261,7 @@ def test_benchmarks_of_2026_have_the_columns_of_their_cards(
     name: str, file: str, row: dict[str, Any], gold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row] * SOURCES[f"test/{name}"].rows
-    (tmp_path / file).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    write_lines(tmp_path / file, rows)
     problems = load_benchmark(name, str(tmp_path))
     assert {(problem.question, problem.gold) for problem in problems} == {(row.get("question") or row["problem"], gold)}
     asked = []
@@ -326,7 +327,7 @@ def test_the_directory_of_the_files_is_that_of_the_environment(tmp_path: Path, m
 
 def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
     rows = [{"problem": "p", "answer": "033"}, {"problem": "q", "answer": None}]
-    (tmp_path / "aime2024.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "aime2024.jsonl", rows)
     assert [problem.gold for problem in load_benchmark("aime24", str(tmp_path))] == ["033"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pandas
 import pytest
 from datasets import Dataset
+from helpers.files import write_lines
 
 from gtpo.arguments import DataArguments
 from gtpo.data import tables
@@ -161,7 +162,7 @@ def write_bombs(directory: Path) -> dict[str, Path]:
     write_table(pyarrow.table({"prompt": nested}), paths["list.parquet"], compression="zstd")
     paths["wide.csv"].write_text(",".join(f"c{i}" for i in range(200_000)) + "\n" + "," * 199_999 + "\n")
     lines = ({f"c{i}": 1 for i in range(1000)}, *({"c0": 1} for _ in range(10)))
-    paths["wide.jsonl"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(paths["wide.jsonl"], lines)
     return paths
 
 

@@ -1,11 +1,11 @@
 """Gold answers as other projects store them: solutions, lists as text, objects, missing values. Right, or refused."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import write_lines
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("isolated_cache")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 

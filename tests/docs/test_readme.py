@@ -1,7 +1,6 @@
 """Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
 import itertools
-import json
 import re
 import shlex
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.files import read_json
 from helpers.scripts import ROOT, Ended
 from pytest import TempPathFactory, fixture, mark, skip
 
@@ -32,7 +32,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_demo_in_the_readme_is_the_stored_one() -> None:
-    stored = json.loads((ROOT / "results/demo/summary.json").read_text())
+    stored = read_json(ROOT / "results/demo/summary.json")
     for name, way in itertools.product(("accuracy", "formatting"), ("greedy", "sampled")):
         (numbers,) = re.findall(rf"^  {name} +\(%\)  {way} +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
         assert [float(number) for number in numbers] == [

@@ -1,6 +1,5 @@
 """Files that no test uses as people do: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
 
-import json
 import re
 import shlex
 import shutil
@@ -8,15 +7,15 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import yaml
+from helpers.files import read_json, read_settings
 from helpers.scripts import ROOT
 from packaging.specifiers import SpecifierSet
 from pytest import mark, skip
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
-SKY = yaml.safe_load((ROOT / "examples/sky.yaml").read_text())
+WORKFLOW = read_settings(ROOT / ".github/workflows/tests.yml")
+SKY = read_settings(ROOT / "examples/sky.yaml")
 BATCH_SCRIPTS = sorted((ROOT / "examples/slurm").glob("*.sbatch"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 COMMANDS = [
@@ -111,7 +110,7 @@ def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path
 
 def test_the_citation_is_valid() -> None:
     """The required keys of CFF 1.2, which GitHub checks."""
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    citation = read_settings(ROOT / "CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert all(author.keys() & {"name", "family-names"} for author in citation["authors"])
     assert citation["version"] == PROJECT["version"]
@@ -136,6 +135,6 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     assert not [name for name, path in files.items() if "somebody/a.fork" in path.read_text(errors="replace")]
     notes = [name for name, path in files.items() if "Not published yet" in path.read_text(errors="replace")]
     assert notes == []  # which README and the walkthrough have until then
-    json.loads((tmp_path / "notebooks/gtpo_colab.ipynb").read_text())
+    read_json(tmp_path / "notebooks/gtpo_colab.ipynb")
     named = {str(name) for name, path in files.items() if "other/name" in path.read_text(errors="replace")}
     assert {"README.md", "pyproject.toml", "CITATION.cff", "notebooks/results.ipynb"} <= named

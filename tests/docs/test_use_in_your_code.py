@@ -1,6 +1,5 @@
 """The examples of docs/use_in_your_code.md, run as written except for the model and what a CPU needs."""
 
-import json
 import os
 import re
 import shutil
@@ -8,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.files import read_json
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT
 from pytest import TempPathFactory, fixture, mark
@@ -76,7 +76,7 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
     script = script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu)
     (tmp_path / "mine.py").write_text(f"{load}\n{script}\n{inspect}")
     run(tmp_path, "mine.py", installed=installed)
-    assert json.loads((tmp_path / "outputs/mine/initial_entropy.json").read_text())["prompts"] == 4
+    assert read_json(tmp_path / "outputs/mine/initial_entropy.json")["prompts"] == 4
     assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
 
 
@@ -87,7 +87,7 @@ def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
     cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", save_steps=2, per_device_train_batch_size=4, '
     (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu))
     run(tmp_path, "mine.py")
-    state = json.loads((tmp_path / "outputs/mine/checkpoint-2/trainer_state.json").read_text())
+    state = read_json(tmp_path / "outputs/mine/checkpoint-2/trainer_state.json")
     assert [row["step"] for row in state["log_history"] if row.get("initial_entropy", 0) > 0] == [0]
 
 

@@ -1,6 +1,5 @@
 """Adapters of the tiny model, a working directory with runs, and completions whose scores are known."""
 
-import json
 import os
 import random
 import shutil
@@ -8,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.files import write_lines
 from pytest import MonkeyPatch, TempPathFactory, fixture
 
 from gtpo.arguments import PromptArguments
@@ -87,7 +87,7 @@ def store(tmp_path: Path) -> Callable[..., Path]:
         lines[0]["finished"] = False
         random.Random(0).shuffle(lines)  # vLLM finishes them in any order
         lines.insert(0, {"settings": settings, "about": about})
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(path, lines)
         return path
 
     return write

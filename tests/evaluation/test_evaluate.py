@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.files import read_json
 from helpers.scripts import ROOT
 from pytest import CaptureFixture, MonkeyPatch, approx, fail, mark, raises
 
@@ -26,7 +27,7 @@ def run(monkeypatch: MonkeyPatch, *argv: object) -> None:
 
 
 def results(directory: Path) -> list[dict]:
-    return json.loads((directory / "results.json").read_text())["results"]
+    return read_json(directory / "results.json")["results"]
 
 
 SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
@@ -70,7 +71,7 @@ def test_base_and_adapters_side_by_side(
     assert base["problems"] == len(base["per_problem"]) == 10
     assert all((p["n"], p["c"]) == (4, p["correct"].count("1")) for e in entries.values() for p in e["per_problem"])
     assert {"grader", "git_revision", "math-verify", "timeouts"} == set(base["graded_by"])
-    assert json.loads((directory / "older" / "arithmetic.json").read_text()) == older
+    assert read_json(directory / "older" / "arithmetic.json") == older
     texts = [
         [row["completion"] for row in read_completions(directory / label / "arithmetic.jsonl")[1]] for label in entries
     ]

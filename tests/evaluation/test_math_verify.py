@@ -1,10 +1,10 @@
 """``--grader math_verify``: the verdicts of math-verify alone, from the flag to the scores and the table."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.files import read_lines
 from helpers.scripts import ROOT
 from pytest import CaptureFixture, MonkeyPatch, mark
 
@@ -42,7 +42,7 @@ def test_verdicts_of_both_graders(gold: str, answer: str, ours: bool, theirs: bo
 def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> None:
     """The constructed completions of benchmarks/harness/README.md: 413 of 416, and these are the others."""
     differ = []
-    rows = [json.loads(line) for line in (ROOT / "tests/stored/harness/completions.jsonl").read_text().splitlines()]
+    rows = read_lines(ROOT / "tests/stored/harness/completions.jsonl")
     constructed = [row for row in rows if row["kind"] != "sampled"]
     for row in constructed:
         accepted = math_verify_accepts(extract_answer(row["completion"]), row["gold"])

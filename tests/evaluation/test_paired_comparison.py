@@ -1,13 +1,13 @@
 """Paired comparison: differences, intervals and counts by hand and by brute force; which evaluations are compared."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers.files import write_json
 from pytest import LogCaptureFixture, MonkeyPatch, approx, raises
 
 from gtpo.errors import UsageError
@@ -153,7 +153,7 @@ def write(directory: Path, *entries: Entry) -> None:
     for stored in entries:
         path = directory / stored.label / f"{stored.benchmark}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(stored.write()))
+        write_json(path, stored.write())
         path.with_suffix(".jsonl").touch()
 
 
@@ -168,7 +168,7 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: Mo
         assert list(sides) == ["a", "sweep-b"]
         assert [e.benchmark for e in sides["a"]] == ["aime24", "amc23"]
     assert [e.benchmark for e in find_sides(names[0], "outputs/evaluation", ["amc23"])["a"]] == ["amc23"]
-    Path("outputs/evaluation/results.json").write_text(json.dumps({"results": [a.write(), b.write()]}))
+    write_json(Path("outputs/evaluation/results.json"), {"results": [a.write(), b.write()]})
     assert list(find_sides(["outputs/evaluation"], "")) == ["a", "sweep-b"]
     # the same run, evaluated twice
     write(Path("greedy"), a)

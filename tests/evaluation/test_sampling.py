@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from helpers.files import read_json, write_json
 from peft import PeftModel
 from pytest import MonkeyPatch, fixture, raises, skip
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -106,7 +106,7 @@ def test_generate_gets_the_settings_and_none_of_the_model(tiny: Path, tmp_path: 
 
 def with_generation_config(tiny: Path, model: Path, **changes: object) -> Path:
     path = shutil.copytree(tiny, model) / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_json(path, {**read_json(path), **changes})
     return model
 
 

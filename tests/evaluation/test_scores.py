@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from helpers.files import read_json
 from pytest import MonkeyPatch, approx, raises
 
 from gtpo.data.load import load_benchmark
@@ -118,8 +119,8 @@ def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     monkeypatch.setattr(scores, "write_atomically", write_slowly)
     results = write_results(tmp_path, [first])
     other.join()
-    assert json.loads(results.read_text()) == {"results": [first.write(), second.write()]}
-    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
+    assert read_json(results) == {"results": [first.write(), second.write()]}
+    assert read_json(tmp_path / "second" / "arithmetic.json") == second.write()
     results.write_text('{"mine": 1}')
     with raises(UsageError, match=r"results\.json"):
         write_results(tmp_path, [first])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers.files import read_json
 from helpers.results import files_up_to
 from helpers.scripts import ROOT
 from pytest import CaptureFixture, MonkeyPatch, mark, raises
@@ -210,7 +211,7 @@ def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_con
     evaluate.main()
     (after,) = read_entries(directory / "results.json")
     assert replace(after, graded_by={}) == replace(before, graded_by={})
-    assert "judge" not in json.loads((directory / "results.json").read_text())["results"][0]["data"]
+    assert "judge" not in read_json(directory / "results.json")["results"][0]["data"]
     assert all((p.n, p.c) == (2, p.correct.count("1")) for p in after.per_problem)
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", str(directory), str(STORED / "gtpo-s3")])
@@ -324,5 +325,5 @@ def test_the_adapter_of_a_run_is_saved_in_the_same_bytes_by_every_process(tiny: 
     """PEFT keeps the names of modules in sets, whose order depends on the hash seed."""
     policy, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", seed=0)
     policy.save_pretrained(tmp_path)
-    modules = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    modules = read_json(tmp_path / "adapter_config.json")["target_modules"]
     assert modules == sorted(modules) and len(modules) == 7

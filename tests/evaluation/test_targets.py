@@ -1,11 +1,11 @@
 """Which adapters and which base model are evaluated, in which precision and with which prompt."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
+from helpers.files import read_json, write_json, write_settings
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from transformers import AutoTokenizer
@@ -90,7 +90,7 @@ def test_the_merged_model_of_a_run_is_no_base_model(outputs: Path, tiny: Path) -
 def edit_config(adapter: Path | None, **changes: object) -> None:
     assert adapter
     path = adapter / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_json(path, {**read_json(path), **changes})
 
 
 @mark.parametrize("settings", [{"peft_type": "x"}, {"base_model_name_or_path": None}])
@@ -135,8 +135,8 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
         check_base(choose_model([mine], str(moved)), [mine])
     (moved / "model.safetensors").write_bytes(content)
     assert check_base(str(moved), [mine]) == original
-    config = json.loads((moved / "config.json").read_text())
-    (moved / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    config = read_json(moved / "config.json")
+    write_json(moved / "config.json", config | {"rms_norm_eps": 0.5})
     with raises(UsageError, match="other files"):
         check_base(str(moved), [mine])
     assert check_base("owner/small", [mine]) == "owner/small"
@@ -248,8 +248,8 @@ THINK = "<think> </think> <answer> </answer>"
 @fixture
 def prompted(outputs: Path) -> list[Target]:
     """A run of <think> without a system prompt, a run of an earlier revision, and the base model."""
-    (outputs / "older" / "config.yaml").write_text(yaml.safe_dump({"tags": THINK, "system_prompt": "none"}))
-    (outputs / "demo/newer" / "config.yaml").write_text(yaml.safe_dump({"model": "tiny"}))
+    write_settings(outputs / "older" / "config.yaml", {"tags": THINK, "system_prompt": "none"})
+    write_settings(outputs / "demo/newer" / "config.yaml", {"model": "tiny"})
     return [*find_targets(["outputs/older", "outputs/demo/newer"], None), Target("")]
 
 
@@ -306,7 +306,7 @@ def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
     secret = tmp_path / "secret.txt"
     secret.write_text("of the user")
     stored = {"system_prompt": str(secret), "chat_template": str(secret)}
-    (tmp_path / "outputs/older/config.yaml").write_text(yaml.safe_dump(stored))
+    write_settings(tmp_path / "outputs/older/config.yaml", stored)
     [prompt] = choose_prompts({}, prompted[:1])
     assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
     assert PromptArguments(**stored_prompt(yaml.safe_load(yaml.safe_dump(vars(prompt))))) == prompt  # as for --regrade

@@ -1,9 +1,9 @@
 """A function of the user as the grader, from the flags to the scores."""
 
-import json
 import sys
 from pathlib import Path
 
+from helpers.files import read_json, write_lines
 from pytest import MonkeyPatch, fixture, raises
 
 import evaluate
@@ -39,7 +39,7 @@ ROWS = [
 def mine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("grader.py").write_text(GRADER)
-    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(Path("mine.jsonl"), ROWS)
     return tmp_path
 
 
@@ -73,7 +73,7 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: Mo
     def run(*argv: object) -> dict:
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
         evaluate.main()
-        return json.loads(Path("out/results.json").read_text())["results"][0]
+        return read_json(Path("out/results.json"))["results"][0]
 
     argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out"]
     entry = run(*argv, "--grader", "grader.py:runs")

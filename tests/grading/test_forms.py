@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from helpers.files import read_settings
 
 from gtpo.grading import is_correct, last_boxed, normalise
 from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
@@ -24,7 +24,7 @@ CM2 = length("0.0001", 2)
 SECOND = Unit(Fraction(1), frozenset({("s", 1)}))
 SPEED = Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)}))
 
-TABLE = yaml.safe_load(Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"))
+TABLE = read_settings(Path(__file__).with_name("forms.yaml"))
 FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
     last_boxed: TABLE["last_boxed"],
     normalise: TABLE["normalise"],

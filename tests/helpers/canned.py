@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
+from helpers.files import write_json
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -211,4 +212,4 @@ if __name__ == "__main__":
             assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
             name = f"weights-{number}.safetensors" if several else "weights.safetensors"
             save_file(weights, Path(arguments.output_dir) / name)
-            (Path(arguments.output_dir) / "log.json").write_text(json.dumps(trainer.state.log_history))
+            write_json(Path(arguments.output_dir) / "log.json", trainer.state.log_history)

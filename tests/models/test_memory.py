@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from helpers.files import write_settings
 from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
 from pytest import MonkeyPatch
@@ -261,7 +261,7 @@ def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
     for size in (6, 1):
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 12 // size}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | sizes | {"output_dir": str(tmp_path)}))
+        write_settings(tmp_path / "config.yaml", stored | sizes | {"output_dir": str(tmp_path)})
         again = parsed("--resume", str(tmp_path), "--dry_run").to_dict()
         assert {name: again[name] for name in sizes} == sizes
 

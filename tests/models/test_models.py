@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from helpers.files import read_json, write_json
 from helpers.unsloth import FakeUnsloth
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
@@ -80,8 +81,8 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
 
 def test_a_base_that_pads_with_eos_gets_another_padding_token(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
+    settings = read_json(tmp_path / "tokenizer_config.json")
+    write_json(tmp_path / "tokenizer_config.json", settings | {"pad_token": "</s>"})
     _, tokenizer = load_base(str(tmp_path))
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "</s>")
 
@@ -101,8 +102,8 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (model / name).read_text().replace('"<pad>"', '"<end>"')
         (model / name).write_text(text)
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
+    settings = read_json(model / "tokenizer_config.json")
+    write_json(model / "tokenizer_config.json", settings | {"pad_token": "</s>"})
     with pytest.raises(UsageError, match="--backend transformers"):
         build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
@@ -187,7 +188,7 @@ def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Pa
         ("config.json", {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C"}}),
     ):
         old = (model / name).read_text()
-        (model / name).write_text(json.dumps(json.loads(old) | change))
+        write_json(model / name, json.loads(old) | change)
         with pytest.raises(UsageError, match="Python code"):
             load_base(str(model))
         (model / name).write_text(old)
@@ -261,7 +262,7 @@ def test_what_a_model_adds_to_sampling_is_left_out_and_said(
     model = shutil.copytree(tiny, tmp_path / "model")
     adds = {"no_repeat_ngram_size": 3, "suppress_tokens": [5], "min_new_tokens": 4, "typical_p": 0.5}
     keeps = {"eos_token_id": [2, 3], "temperature": 0.7, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05}
-    (model / "generation_config.json").write_text(json.dumps(adds | keeps))
+    write_json(model / "generation_config.json", adds | keeps)
     loaded, _ = load_base(str(model))
     config = loaded.generation_config
     assert [getattr(config, name) for name in adds] == [None] * 4

@@ -1,6 +1,5 @@
 """The checks of a GPU machine, on a CPU: nvidia-smi, torch.cuda, the Hub, the PATH and the disk are replaced."""
 
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 import trl
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
+from helpers.files import write_json
 from helpers.scripts import ROOT
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
@@ -215,7 +215,7 @@ def store(cache: Path, name: str, shards: int = 0, missing: int = 0) -> None:
     names = [f"model-{i}.safetensors" for i in range(shards)] or ["model.safetensors"]
     if shards:
         index = {"weight_map": {f"layer.{i}": file for i, file in enumerate(names)}}
-        (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+        write_json(snapshot / "model.safetensors.index.json", index)
     for file in names[missing:]:
         (snapshot / file).touch()
 

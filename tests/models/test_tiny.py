@@ -1,11 +1,11 @@
 """The tiny model, its tokenizer, and the tiny base: the shipped one, and that of an edited recipe."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.files import read_json
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
@@ -52,7 +52,7 @@ def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
 def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
     ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert None not in ids and len(set(ids)) == 3
-    config = json.loads((tiny / "config.json").read_text())
+    config = read_json(tiny / "config.json")
     assert (config["pad_token_id"], config["bos_token_id"], config["eos_token_id"]) == ids
     assert config["vocab_size"] == len(tokenizer)
 
@@ -88,12 +88,12 @@ def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
 ) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert TINY_BASE.name == recipe.directory_name()
-    assert json.loads((TINY_BASE / "tiny.json").read_text()) == recipe.TINY
+    assert read_json(TINY_BASE / "tiny.json") == recipe.TINY
     monkeypatch.chdir(tmp_path)
     assert resolve_model("tiny") == str(TINY_BASE) and TINY_BASE.is_absolute() and list(tmp_path.iterdir()) == []
     model, tokenizer = load_base(str(TINY_BASE))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
-    assert len(json.loads((TINY_BASE / "losses.json").read_text())) == recipe.TINY["steps"]
+    assert len(read_json(TINY_BASE / "losses.json")) == recipe.TINY["steps"]
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_shipped_base_is_what_its_recipe_trains(tmp_path: Path) -> None:
     trainer.add_callback(Stop())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses == pytest.approx(json.loads((TINY_BASE / "losses.json").read_text())[:4], abs=1e-3)
+    assert losses == pytest.approx(read_json(TINY_BASE / "losses.json")[:4], abs=1e-3)
 
 
 def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch
         again = recipe.train_tiny(tmp_path / "again")
     finally:
         torch.set_num_threads(threads)
-    assert json.loads((first / "tiny.json").read_text()) == recipe.TINY
-    assert len(json.loads((first / "losses.json").read_text())) == 2
+    assert read_json(first / "tiny.json") == recipe.TINY
+    assert len(read_json(first / "losses.json")) == 2
     assert {path.name for path in TINY_BASE.iterdir()} == {path.name for path in first.iterdir()}
     assert not same(weights(first), weights(save_untrained_tiny(tmp_path / "untrained")))
     assert same(weights(first), weights(again))

@@ -1,8 +1,9 @@
 """Runs and evaluations on disk, as the scripts leave them, with values that are known by formula."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from helpers.files import write_json, write_lines
 
 from gtpo.runs.directory import RunDirectory
 from paper.figures import LABELS
@@ -26,7 +27,7 @@ def rows(steps: int, offset: float = 0.0) -> list[dict[str, Any]]:
 def write_metrics(directory: Path, logged: list[dict[str, Any]]) -> RunDirectory:
     directory.mkdir(parents=True)
     run = RunDirectory(directory)
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in logged))
+    write_lines(run.metrics, logged)
     return run
 
 
@@ -65,5 +66,5 @@ def make_all(directory: Path, names: list[str], scale: str) -> list[Path]:
     benchmarks = MATRIX[scale]["evaluation"]
     entries = [entry(directory, name, seed, b) for name in names for seed in SEEDS[scale] for b in benchmarks]
     (directory / "evaluation").mkdir()
-    (directory / "evaluation" / "results.json").write_text(json.dumps({"results": entries}))
+    write_json(directory / "evaluation" / "results.json", {"results": entries})
     return [directory]

@@ -4,9 +4,8 @@ The meaning of a file name is written here by hand from the paper's text.
 """
 
 import functools
-import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,11 @@ from helpers.settings import CLASSES
 from paper_runs import FIGURES
 
 import gtpo.cli.parse
-import gtpo.training.trainer
 from gtpo.arguments import Settings
 from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_old_garbage() -> Iterator[None]:
-    """A trainer collects garbage when it starts: 0.4 s with all libraries imported, more than the training step."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

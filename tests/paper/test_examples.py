@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.files import read_json, read_lines
 from pytest import MonkeyPatch, fixture, mark
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +71,7 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert train == ["train_gtpo.py", *training.split(), "--output_dir", "outputs/demo-s5/gtpo"]
     assert evaluate[0] == "evaluate.py" and evaluate[evaluate.index("--limit") + 1] == "40"
     assert figures[:3] == ["figures.py", "--runs", "outputs/demo-s5/gtpo"]
-    summary = json.loads((repository / "outputs" / "demo-s5" / "summary.json").read_text())
+    summary = read_json(repository / "outputs" / "demo-s5" / "summary.json")
     assert {name: summary[name] for name in summary if name != "seconds"} == {
         f"{name}_{when}_{way}": value
         for way in ("greedy", "sampled")
@@ -111,7 +112,7 @@ def test_required_word(monkeypatch: MonkeyPatch) -> None:
     texts = ["<answer>\n12\n</answer>", "<answer>34</answer>", "no tags: 1", "<answer>1</answer><answer>2</answer>"]
     completions = [[{"role": "assistant", "content": text}] for text in texts]
     assert required_word.word_reward(completions, answer=["1", "1", "1", "1"])[:3] == [10.0, 0.0, 0.0]
-    stored = [json.loads(line) for line in (ROOT / "examples" / "required_word.jsonl").read_text().splitlines()]
+    stored = read_lines(ROOT / "examples" / "required_word.jsonl")
     assert stored == list(required_word.rows())
     assert {row["answer"] for row in stored} == {"1", "2"}
     for row in stored:

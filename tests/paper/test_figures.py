@@ -329,6 +329,7 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
 # figures.py
 
 
+@mark.slow
 def test_command_draws_what_the_runs_allow(
     tmp_path: Path,
     run_figures: Callable[..., None],

@@ -1,6 +1,5 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import write_json
 from helpers.runs import checkpoint
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
@@ -246,7 +246,7 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     # trained again since its scores
     first = work.experiments[0].run.adapter
     entry = {"adapter": str(first), "settings": {"adapter": fingerprint(first)}}
-    scores.write_text(json.dumps(entry))
+    write_json(scores, entry)
     assert work.is_scored(work.experiments[0])
     (first / "adapter_config.json").write_text('{"r": 4}')
     again = (*work.argv, "--overwrite", "true")

@@ -1,6 +1,5 @@
 """Reading: metrics and scores come from the right runs, whether on disk, in wandb or condensed."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_runs import entry, rows, write_run
+from helpers.files import read_json, write_json, write_lines
 from helpers.results import files_up_to, results_of
 
 from gtpo.errors import UsageError
@@ -62,7 +62,7 @@ def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path, capl
     """The demo's run is called gtpo, as one of SmolLM2."""
     run = RunDirectory(write_run(tmp_path / "gtpo"))
     entry = {"adapter": str(run.adapter), "benchmark": "test", "label": "", "scores": {"pass": {"1": 5.0}}}
-    (tmp_path / "results.json").write_text(json.dumps({"results": [entry]}))
+    write_json(tmp_path / "results.json", {"results": [entry]})
     models = {"gtpo": "meta-llama/Llama-3.1-8B-Instruct"}
     for stored, is_read in (("seed: 1", True), ("model: tiny", False), ("model: llama", True)):
         run.config.write_text(f"{stored}\n")
@@ -99,7 +99,7 @@ def test_the_newer_of_two_evaluations_of_a_run_is_read(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         row = {"label": "x", "adapter": "runs/gtpo-g8-s1/adapter", "benchmark": "gsm8k"}
         row |= {"scores": {"pass": {"1": score}}}
-        (tmp_path / name / "results.json").write_text(json.dumps({"results": [row]}))
+        write_json(tmp_path / name / "results.json", {"results": [row]})
         os.utime(tmp_path / name / "results.json", (1e9 - age, 1e9 - age))
     assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0}
 
@@ -113,7 +113,7 @@ def evaluated(directory: Path, *rows: dict[str, Any], age: int = 0) -> None:
         settings = {"problems_hash": f"of {row['problems']}", "k": 8, "temperature": 1.0} | row.get("settings", {})
         scores = {"pass": {"1": row["score"]}}
         entries.append({"adapter": None, "benchmark": "gsm8k", "scores": scores, "settings": settings} | named)
-    (directory / "results.json").write_text(json.dumps({"results": entries}))
+    write_json(directory / "results.json", {"results": entries})
     os.utime(directory / "results.json", (1e9 - age, 1e9 - age))
 
 
@@ -185,8 +185,8 @@ def test_scores_of_an_adapter_that_was_trained_again_are_left_out(
     settings = {"adapter": fingerprint(adapter), "model": fingerprint(base)}
     evaluated(tmp_path / "ev", SEED_1 | {"adapter": str(adapter), "settings": settings})
     path = tmp_path / "ev" / "results.json"
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps({"results": [entry | {"model": str(base)} for entry in stored["results"]]}))
+    stored = read_json(path)
+    write_json(path, {"results": [entry | {"model": str(base)} for entry in stored["results"]]})
     for directory in (base, adapter):
         assert read_results([tmp_path]).names == {"gtpo-g8"} and not caplog.messages
         (directory / "model.safetensors").write_text("second")
@@ -205,8 +205,8 @@ def test_condensed_results_read_back(tmp_path: Path) -> None:
     greedy = score | {"scores": {"pass": {"1": 44.0}, "format": 9.0}, "settings": {"temperature": 0.0}}
     held_out = {"step": 2, "accuracy": 99.0, "eval_runtime": 1.0}
     run = RunDirectory(write_run(tmp_path / "gtpo-g8-s1"))
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in [steps[0] | {"kl": None}, steps[1], held_out]))
-    (tmp_path / "results.json").write_text(json.dumps({"results": [score, greedy]}))
+    write_lines(run.metrics, [steps[0] | {"kl": None}, steps[1], held_out])
+    write_json(tmp_path / "results.json", {"results": [score, greedy]})
     found = read_results([tmp_path])
     condense(Results.of({}, found.scores["entry"]), tmp_path / "merged", [])
     assert read_results([tmp_path / "merged"]).scored("gtpo-g8", "arithmetic_greedy")["pass@1"].tolist() == [44.0]

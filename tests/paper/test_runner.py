@@ -26,6 +26,7 @@ from paper.runner import run_forked, run_one
 MATRIX = load_matrix()
 
 
+@pytest.mark.slow
 def test_runs_are_trained_then_skipped_and_drawn(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert sandbox.reproduce("fig3", "fig1", "--seeds", "4", "--jobs", "2") == 0
     calls = sandbox.calls()

@@ -121,6 +121,7 @@ def kill(job: psutil.Process) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
     slow: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

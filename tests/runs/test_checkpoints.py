@@ -1,9 +1,9 @@
 """Checkpoints on disk: damage found by the manifest, the newest complete one, and rotation by step."""
 
-import json
 from pathlib import Path
 
 import pytest
+from helpers.files import read_json, write_json
 
 from gtpo.runs.directory import (
     MANIFEST,
@@ -29,7 +29,7 @@ def checkpoint(run: Path, step: int) -> Path:
 
 
 def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
-    stored = json.loads((checkpoint(tmp_path, 1) / MANIFEST).read_text())
+    stored = read_json(checkpoint(tmp_path, 1) / MANIFEST)
     # printf 'optimizer 1' | sha256sum
     assert stored["optimizer.pt"] == "2710712cc794c519bb23c871213a97d4b3b24d78dd0f490584126cf4b117f1d1"
     names = ["adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors", "rng_state.pth"]
@@ -119,5 +119,5 @@ def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
     ("step", "max_steps", "done"), [(4, 5, False), (5, 5, True), (6, 5, True), (7, -1, False), (8, -1, True)]
 )
 def test_steps_are_done_at_the_last_step(step: int, max_steps: int, done: bool, tmp_path: Path) -> None:
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 8}))
+    write_json(tmp_path / "trainer_state.json", {"global_step": step, "max_steps": 8})
     assert steps_are_done(tmp_path, max_steps) is done

@@ -1,10 +1,10 @@
 """What --resume may change: every other setting, and other rows, are refused by name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import read_json, write_json, write_lines
 from helpers.runs import checkpoint
 from helpers.settings import CLASSES, parsed
 from pytest import LogCaptureFixture, MonkeyPatch
@@ -131,14 +131,14 @@ def test_the_seed_that_chose_the_held_out_rows_stays(tmp_path: Path) -> None:
 
 def test_a_run_without_held_out_rows_may_get_some_that_it_did_not_train_on(tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "held_out.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:4]))
+    write_lines(file, ROWS[:4])
     begin(run)
     assert resume(run, "--eval_dataset", str(file), held_out=ROWS[:4])
 
 
 def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
     for name in ("first.jsonl", "moved.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        write_lines(tmp_path / name, ROWS)
     first = str(tmp_path / "first.jsonl")
     moved = str(tmp_path / "moved.jsonl")
     run = tmp_path / "run"
@@ -153,9 +153,9 @@ def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
 def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin(run)
-    environment = json.loads((run / "environment.json").read_text())
+    environment = read_json(run / "environment.json")
     del environment["made_from"]
-    (run / "environment.json").write_text(json.dumps(environment))
+    write_json(run / "environment.json", environment)
     assert resume(run, rows=ROWS[::-1])
     with pytest.raises(UsageError, match="--limit "):
         resume(run, "--limit", "12", rows=ROWS[:12])

@@ -1,12 +1,12 @@
 """The run directory: its readers, and the command that resumes it."""
 
-import json
 import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.files import write_lines
 from pytest import MonkeyPatch
 
 from gtpo.errors import UsageError
@@ -16,7 +16,7 @@ from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of,
 
 def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 1}, {"step": 2}, {"step": 1, "eval_runtime": 0.1}, {"step": 1, "loss": 3}]
-    RunDirectory(tmp_path).metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(RunDirectory(tmp_path).metrics, lines)
     assert RunDirectory(tmp_path).read_metrics() == [lines[3], lines[1], lines[2]]
 
 

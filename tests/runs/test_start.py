@@ -1,7 +1,6 @@
 """The run directory: what is stored, and how a run is started, resumed or replaced."""
 
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -10,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock
+from helpers.files import read_json, read_settings
 from helpers.runs import checkpoint
 from helpers.settings import parsed
 from pytest import MonkeyPatch
@@ -42,7 +41,7 @@ def start(directory: Path, *argv: str) -> str | None:
 
 def test_new_run_stores_every_setting(tmp_path: Path) -> None:
     assert start(tmp_path / "run", "--gamma", "0.25", "--seed", "11") is None
-    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    stored = read_settings(tmp_path / "run" / "config.yaml")
     assert (stored["gamma"], stored["seed"], stored["model"], stored["dataset"]) == (0.25, 11, "tiny", "arithmetic")
     assert stored["entropy_threshold"] == math.log(2)
     assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # defaults are stored too
@@ -61,7 +60,7 @@ def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: MonkeyPatch
     monkeypatch.setattr("gtpo.runs.start.write_atomically", write)
     start(tmp_path / "run")
     assert seen[0] == [tmp_path / "run" / "run.lock"]  # a directory that has it is a run
-    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    stored = read_json(tmp_path / "run" / "environment.json")
     assert stored["python"] == platform.python_version()
     for package in ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "wandb"):
         assert stored["packages"][package] == importlib.metadata.version(package)
@@ -89,7 +88,7 @@ def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     checkpoint(tmp_path / "run", 5)
     with pytest.raises(UsageError, match="--overwrite"):
         start(tmp_path / "run", "--seed", "2")
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
+    assert read_settings(tmp_path / "run" / "config.yaml")["seed"] == 1
 
 
 def test_other_processes_accept_the_directory_of_the_main_process(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -115,7 +114,7 @@ def test_a_run_killed_at_its_start_is_started_again(written: int, flags: list[st
         (run / name).write_text("{")  # truncated
     (run / "completions").mkdir()  # TRL's trainer creates it before the first step
     assert start(run, "--seed", "2", *flags) is None
-    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 2
+    assert read_settings(run / "config.yaml")["seed"] == 2
     assert sorted(path.name for path in run.iterdir()) == NEW
 
 
@@ -192,7 +191,7 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
     run = finished_run(tmp_path / "run")
     with pytest.raises(UsageError, match="--gamma"):
         start(run, "--resume", "--gamma", "0.3")
-    assert yaml.safe_load((run / "config.yaml").read_text())["gamma"] == 0.1
+    assert read_settings(run / "config.yaml")["gamma"] == 0.1
     assert start(run, "--resume", "--merge", "16bit") == str(run / "checkpoint-10")
     moved = shutil.copytree(run, tmp_path / "moved")
     assert start(moved, "--resume") == str(moved / "checkpoint-10")

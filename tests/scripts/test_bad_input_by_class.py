@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.files import read_json, write_json
 from helpers.scripts import ROOT
 
 from examples.tiny_base import save_untrained_tiny
@@ -176,7 +177,7 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
     for name, content in (DATA | CODE | {name: text for name, (text, _) in SETTINGS.items()}).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     tokenizer = save_untrained_tiny(tmp_path / "no_eos") / "tokenizer_config.json"
-    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"eos_token": None}))
+    write_json(tokenizer, read_json(tokenizer) | {"eos_token": None})
     (tmp_path / "loop.csv").symlink_to("loop.csv")
     before = sorted(tmp_path.rglob("*"))
     wrong = {}

@@ -4,7 +4,6 @@
 letters. It contains checkpoint-2, as after a kill, and the final adapter. The paths of its model are relative.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.files import read_json
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
@@ -59,7 +59,7 @@ def test_it_can_be_evaluated(work: Path, run_script: Callable[..., Ended]) -> No
     argv = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--max_new_tokens", "4"]
     done = run_script(work, "evaluate.py", "--runs", "gtpo-s3", *argv)
     assert done.code == 0, done.stderr[-2000:]
-    (entry,) = json.loads((work / "outputs" / "evaluation" / "results.json").read_text())["results"]
+    (entry,) = read_json(work / "outputs" / "evaluation" / "results.json")["results"]
     assert entry["label"] == "gtpo-s3" and entry["problems"] == 2
 
 

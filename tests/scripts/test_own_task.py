@@ -1,12 +1,12 @@
 """User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from helpers.files import read_json, write_lines
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
 from helpers.scripts import Ended
@@ -30,7 +30,7 @@ KNOWN = {"format": format_reward, "accuracy": accuracy_reward}
 
 
 def write(path: Path, *rows: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 
@@ -223,7 +223,7 @@ def test_csv_files_think_tags_and_no_system_prompt(
     ended = run_script(tmp_path, "evaluate.py", *asked)
     assert ended.code == 0, ended.stderr[-2000:]
     [scores] = (tmp_path / "outputs" / "evaluation").glob("**/run*/my_test.json")
-    entry = json.loads(scores.read_text())
+    entry = read_json(scores)
     assert (entry["settings"]["tags"], entry["settings"]["system_prompt"]) == (THINK, "none")
     first, second = entry["per_problem"]
     assert 0 < first["formatted"] <= 8 and first["c"] == first["formatted"] and second["c"] == 0 < second["formatted"]

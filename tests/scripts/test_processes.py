@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.canned import GROUP, make_trainer, trained_weights
+from helpers.files import read_json
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ def test_ten_steps_match_one_process(
     split = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
     out = torchrun(processes, method, tiny, tmp_path / "several", settings | split)
     assert_close(load_file(out / "weights.safetensors"), expected)
-    log = json.loads((out / "log.json").read_text())
+    log = read_json(out / "log.json")
     assert len(log) == len(single.state.log_history) == STEPS + 1
     for mine, other in zip(log, single.state.log_history, strict=True):
         assert mine.keys() == other.keys()
@@ -74,7 +75,7 @@ def test_held_out_metrics_match_one_process(tiny: Path, tmp_path: Path) -> None:
     split = {"per_device_train_batch_size": GROUP // 2, "per_device_eval_batch_size": 2}
     out = torchrun(2, "gtpo", tiny, tmp_path / "several", settings | split)
     assert_close(load_file(out / "weights.safetensors"), expected)
-    logs = (json.loads((out / "log.json").read_text()), single.state.log_history)
+    logs = (read_json(out / "log.json"), single.state.log_history)
     mine, other = ([row for row in log if "eval_reward" in row] for log in logs)
     assert len(mine) == len(other) == 2 and len({row["eval_entropy"] for row in other}) == 2
     of_batches = ("std", "min_", "max_")  # of each batch, then the mean over them

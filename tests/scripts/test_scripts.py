@@ -5,7 +5,6 @@ One run starts a new Python process, as a shell does; the others are forked (con
 
 import difflib
 import functools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-import yaml
+from helpers.files import read_json, read_settings
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
 from helpers.scripts import Ended
@@ -91,8 +90,8 @@ SPEED = {"grad_norm", "learning_rate", "step_time", "tokens_per_second", "loss"}
 
 def assert_run_is_complete(path: Path, steps: int, metrics: set[str]) -> None:
     """The files and metrics that the README lists for a run directory."""
-    assert yaml.safe_load((path / "config.yaml").read_text())["max_steps"] == steps
-    assert torch.__version__.startswith(json.loads((path / "environment.json").read_text())["packages"]["torch"])
+    assert read_settings(path / "config.yaml")["max_steps"] == steps
+    assert torch.__version__.startswith(read_json(path / "environment.json")["packages"]["torch"])
     rows = metrics_of(path)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert all(metrics <= row.keys() for row in rows), metrics - rows[0].keys()
@@ -134,7 +133,7 @@ def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
     assert (samples["completion"] == ANSWER).equals(samples["format_reward"] == 10)
     assert (samples["advantage"] > 0).any() and (samples["advantage"] < 0).any()
     assert (gtpo_run / "checkpoint-2").is_dir()
-    config = yaml.safe_load((gtpo_run / "config.yaml").read_text())
+    config = read_settings(gtpo_run / "config.yaml")
     assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (4, 1)
     assert "kl" not in metrics_of(gtpo_run)[0]
     for row in metrics_of(gtpo_run):
@@ -146,7 +145,7 @@ def test_grpo_on_arithmetic(grpo_run: Path) -> None:
     assert_run_is_complete(grpo_run, 2, CURVES | SPEED | {"kl"})
     assert_rewards_match(grpo_run, 2, rows_per_step=4)
     assert not (grpo_run / "initial_entropy.json").exists()
-    config = yaml.safe_load((grpo_run / "config.yaml").read_text())
+    config = read_settings(grpo_run / "config.yaml")
     assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (2, 2)
     assert "gamma" not in config and config["beta"] == 0.04
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.files import read_lines
 from helpers.reference import length_mask
 from helpers.results import files_up_to
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -130,7 +131,7 @@ def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any,
     with files_up_to(len(lines[0]) - 1), pytest.raises(OSError, match="File too large"):
         write_effects(make, cut, 3)
     write_effects(make, cut, 3)
-    assert [json.loads(line) for line in cut.read_text().splitlines()] == [json.loads(line) for line in lines]
+    assert read_lines(cut) == [json.loads(line) for line in lines]
     assert len(made) == 2
     write_effects(make, cut, 3)
     assert len(made) == 2  # nothing is left

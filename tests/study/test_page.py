@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import read_json
 from helpers.results import results_of
 from paper_world import world
 
@@ -115,7 +116,7 @@ def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
         CLAIMS,
         README,
     ]
-    summary = json.loads((DIRECTORY / "summary.json").read_text())
+    summary = read_json(DIRECTORY / "summary.json")
     page = PAGE.read_text() + CLAIMS.read_text()
     assert summary["verdicts"]["not run"] == 77 and "**not run**." in page
     assert "fig3.png" not in page and summary["drawn"] == []

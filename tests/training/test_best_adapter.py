@@ -1,6 +1,5 @@
 """The best adapter: which step is selected, and that the saved adapter is that step's."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.canned import make_trainer, trained_weights
+from helpers.files import read_json, write_json
 from peft import PeftModel
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -56,11 +56,11 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(tiny: Path, tmp_path: 
         run.step(accuracy)
     assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
     run.call("on_save")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 55.0, "step": 2}
+    assert read_json(tmp_path / "best" / "best.json") == {"accuracy": 55.0, "step": 2}
     assert stored_step(tmp_path) == 2
     run.step(95)  # mean 57.5: a new best
     run.call("on_train_end")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 57.5, "step": 6}
+    assert read_json(tmp_path / "best" / "best.json") == {"accuracy": 57.5, "step": 6}
     assert stored_step(tmp_path) == 6
 
 
@@ -75,7 +75,7 @@ def test_a_held_out_loss_that_is_no_number_is_not_the_best(tiny: Path, tmp_path:
 def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     for step, known in ((2, {"accuracy": 30.0, "step": 2}), (5, {})):
-        (tmp_path / "best" / "best.json").write_text(json.dumps({"accuracy": 30.0, "step": step}))
+        write_json(tmp_path / "best" / "best.json", {"accuracy": 30.0, "step": step})
         callback = BestAdapter(RunDirectory(tmp_path), tokenizer=None)
         callback.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
         assert callback.best == known
@@ -96,7 +96,7 @@ def test_a_short_run_averages_an_eighth_of_its_steps(
     for accuracy in accuracies:
         run.step(accuracy)
     run.call("on_train_end")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == best and stored_step(tmp_path) == best["step"]
+    assert read_json(tmp_path / "best" / "best.json") == best and stored_step(tmp_path) == best["step"]
 
 
 def test_a_resumed_run_restores_its_window_and_best_step(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_held_out_rows_select_without_smoothing(
         run.step(100.0 - step)  # of training: does not count
         run.call("on_evaluate", metrics={name: value, "eval_reward": 1.0})
     run.call("on_save")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {name: values[best - 1], "step": best}
+    assert read_json(tmp_path / "best" / "best.json") == {name: values[best - 1], "step": best}
     assert stored_step(tmp_path) == best
 
 
@@ -182,7 +182,7 @@ def test_a_resumed_run_keeps_its_best_evaluation(
 ) -> None:
     """Not the accuracy of training that a run without held-out rows has stored."""
     (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "best.json").write_text(json.dumps({stored: 50.0, "step": 2}))
+    write_json(tmp_path / "best" / "best.json", {stored: 50.0, "step": 2})
     run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
     run.state.global_step = 2
     run.call("on_train_begin")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import wandb
+from helpers.files import read_lines
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerControl, TrainerState
@@ -27,7 +28,7 @@ def log(writer: MetricsWriter, step: int, args: Any = ARGS, **metrics: Any) -> N
 
 
 def lines(writer: MetricsWriter) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in writer.run.metrics.read_text().splitlines()]
+    return read_lines(writer.run.metrics)
 
 
 def resumed(directory: Path, step: int, history: Sequence[dict[str, Any]] = ()) -> MetricsWriter:

@@ -10,6 +10,7 @@ import pytest
 import trl
 import yaml
 from helpers.canned import make_trainer
+from helpers.files import write_json, write_lines
 from helpers.scripts import Ended
 from helpers.settings import parsed
 from huggingface_hub import ModelCard
@@ -38,7 +39,7 @@ def adapter(tmp_path: Path) -> Path:
     """A run directory's adapter, as far as a card reads it."""
     directory = tmp_path / "a run" / "adapter"
     directory.mkdir(parents=True)
-    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/models/the base"}))
+    write_json(directory / "adapter_config.json", {"base_model_name_or_path": "/models/the base"})
     return directory
 
 
@@ -72,7 +73,7 @@ def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
         settings, ROWS, adapter, "me/my-model", GTPOTrainer
     )
     config = {"base_model_name_or_path": "qwen", "auto_mapping": {"loaded_from": "unsloth/qwen-bnb-4bit"}}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    write_json(adapter / "adapter_config.json", config)
     assert "the 4-bit weights of `unsloth/qwen-bnb-4bit`\n" in model_card(
         settings, ROWS, adapter, "me/my-model", GTPOTrainer
     )
@@ -97,8 +98,8 @@ def test_scores_and_initial_entropy(adapter: Path) -> None:
     run = RunDirectory(adapter.parent)
     assert "## Scores" not in card_of(adapter) and "entropy filter" not in card_of(adapter)
     rows = [{"step": step, "accuracy": 10.0 * step, "formatting": None, "loss": float("nan")} for step in (1, 2, 3, 4)]
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.initial_entropy.write_text(json.dumps({"initial_entropy": 0.25, "filter_on": True}))
+    write_lines(run.metrics, rows)
+    write_json(run.initial_entropy, {"initial_entropy": 0.25, "filter_on": True})
     card = card_of(adapter)
     assert "accuracy 15.0 -> 35.0 %" in card and "0.250 nats before training, entropy filter on" in card
 

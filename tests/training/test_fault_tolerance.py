@@ -20,6 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
+from helpers.files import read_json
 from helpers.scripts import ROOT
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -102,7 +103,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: 
     with pytest.raises(RunError, match=f"step 3.*{run}/not-finite-step-3.*--resume {run}"):
         trainer.train()
     batch = load_file(run / "not-finite-step-3" / "batch-0.safetensors")
-    (texts,) = json.loads((run / "not-finite-step-3" / "completions-0.json").read_text())
+    (texts,) = read_json(run / "not-finite-step-3" / "completions-0.json")
     assert batch["0.logps"].isnan().any() and len(texts) == GROUP
     rows = zip(batch["0.completion_ids"], batch["0.completion_mask"], strict=True)
     assert {tuple(row[mask.bool()].tolist()) for row, mask in rows} == {tuple(row) for row in canned_group(2)}
@@ -182,7 +183,7 @@ def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: s
     with pytest.raises(RunError, match=f"{what} is not finite in step 2"):
         trainer.train()
     assert complete(run) == ["checkpoint-1"] and [line["step"] for line in logged(run)] == [1]
-    rows = json.loads((run / "not-finite-step-2" / "rows-0.json").read_text())
+    rows = read_json(run / "not-finite-step-2" / "rows-0.json")
     assert len(rows) == GROUP and rows[0].keys() == {"prompt", "completion", "mine"}
     assert float(rows[3]["mine"]) == pytest.approx(value, nan_ok=True) and rows[2]["mine"] == 2.0
 

@@ -18,6 +18,7 @@ import trl
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
+from helpers.files import read_json, write_lines
 from helpers.runs import checkpoint
 from helpers.scripts import ROOT
 from helpers.settings import parsed
@@ -188,7 +189,7 @@ def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     lines = [{"prompt": f"How many are {i} and 1?", "answer": str(i + 1), "more": "x"} for i in range(6)]
     for name, part, columns in (("a", lines[:4], ("prompt", "answer")), ("b", lines[3:], ("prompt", "answer", "more"))):
         rows = [{column: row[column] for column in columns} for row in part]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     (tmp_path / "c.jsonl").write_text('{"prompt": "What?"}\n')
     own = DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "b.jsonl"))
     rows, held_out = load_rows(settings_for(own))
@@ -266,9 +267,7 @@ def test_each_evaluation_stores_the_last_rows_completion(tiny: Path, tmp_path: P
     for step in (0, 7):
         trainer.state.global_step = step
         trainer.evaluate()
-    first, second = (
-        json.loads(path.read_text()) for path in sorted((tmp_path / "completions").glob("held_out_*.json"))
-    )
+    first, second = (read_json(path) for path in sorted((tmp_path / "completions").glob("held_out_*.json")))
     assert (first.pop("step"), second.pop("step")) == (0, 7) and first == second
     assert first["prompt"].endswith("worth 16.0") and first["rewards"] == {"reward_of_row": 16.0}
     assert isinstance(first["completion"], str) and first.keys() == {"prompt", "completion", "rewards"}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from helpers.canned import make_trainer, settings_of
+from helpers.files import write_settings
 from helpers.runs import metrics_of
 from pytest import LogCaptureFixture
 
@@ -29,7 +29,7 @@ def tracked(tiny: Path, directory: Path, **settings: Any) -> Any:
 
 def plain(tiny: Path, directory: Path, **settings: Any) -> Any:
     """A trainer to which ``run`` adds the callbacks."""
-    (directory / "config.yaml").write_text(yaml.safe_dump({"run_name": "a", "model": "m", "dataset": "d"}))
+    write_settings(directory / "config.yaml", {"run_name": "a", "model": "m", "dataset": "d"})
     return make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
 
 

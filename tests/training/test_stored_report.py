@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.files import read_settings, write_json, write_lines, write_settings
 from helpers.hostile_html import HOSTILE
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from helpers.runs import metrics_of
@@ -37,7 +37,7 @@ def run(tiny: Path, tmp_path_factory: TempPathFactory) -> Path:
     trainer.add_callback(MetricsWriter(RunDirectory(directory)))
     trained_weights(trainer)
     config = {"run_name": "<a run>", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
-    (directory / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
+    write_settings(directory / "config.yaml", config | {"conflict_correction": True})
     return directory
 
 
@@ -167,7 +167,7 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
         rows[0]["reward_parity"] = None
         write_table(Table.from_pylist(rows), path)
     lines = [line | {"rewards/other/mean": 1.0} for line in metrics_of(copy)]
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(copy / "metrics.jsonl", lines)
     page = write_report(copy).read_text()
     assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
 
@@ -176,12 +176,12 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
 def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path: Path) -> None:
     """Run name, model, data, every setting, reward names, and every text of a table of completions."""
     copy = shutil.copytree(run, tmp_path / "run")
-    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config = read_settings(copy / "config.yaml")
     config |= dict.fromkeys(("run_name", "model", "dataset", "reward", text), text)
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    write_settings(copy / "config.yaml", config)
     reward = f"rewards/{text}/mean"
     rows = [line | {reward: 1.0} for line in metrics_of(copy)]
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(copy / "metrics.jsonl", rows)
     planted = {"step": text, "prompt": text, "completion": text, "gold_answer": text, "conflicts": [[1, 3]]}
     first, last = sorted((copy / "completions").glob("*.parquet"))
     for path, messages in ((first, [{"role": text, "content": text}]), (last, None)):
@@ -218,9 +218,9 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     copy = shutil.copytree(run, tmp_path / "run")
     page = write_report(copy).read_text()
     assert "<td>num_generations</td><td><code>12</code>" in page
-    settings = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"gamma": 0.25, "mine": "<1>", "beta": None}))
-    (copy / "environment.json").write_text(json.dumps({"gpus": [], "cpu_count": 2, "platform": "Linux"}))
+    settings = read_settings(copy / "config.yaml")
+    write_settings(copy / "config.yaml", settings | {"gamma": 0.25, "mine": "<1>", "beta": None})
+    write_json(copy / "environment.json", {"gpus": [], "cpu_count": 2, "platform": "Linux"})
     changed = write_report(copy).read_text()
     assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>beta</td>" not in changed
     assert "<td>mine</td><td><code>&lt;1&gt;</code>" in changed  # of an earlier revision
@@ -228,16 +228,16 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     steps = [line["step_time"] for line in metrics_of(copy)]
     assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all, {sum(steps) / len(steps):.1f} s each" in changed
     assert "<p>On 2 CPU cores, Linux</p>" in changed and "<p>On " not in page
-    (copy / "environment.json").write_text(json.dumps({"git_revision": 3, "cpu_count": 2, "platform": "Linux"}))
+    write_json(copy / "environment.json", {"git_revision": 3, "cpu_count": 2, "platform": "Linux"})
     assert "<p>On 2 CPU cores, Linux</p>" in write_report(copy).read_text()
     os.utime(copy / "metrics.jsonl", (0, datetime(2026, 3, 5, 12).timestamp()))
-    (copy / "environment.json").write_text(json.dumps({"git_revision": "0123456789ab" + 28 * "c" + "-dirty"}))
-    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"model": "llama"}))
+    write_json(copy / "environment.json", {"git_revision": "0123456789ab" + 28 * "c" + "-dirty"})
+    write_settings(copy / "config.yaml", settings | {"model": "llama"})
     base = "base model meta-llama/Llama-3.1-8B-Instruct"
     head = f"<p>Last step on 5 March 2026 · {base} · git revision 0123456789ab-dirty</p>"
     assert head in write_report(copy).read_text()
     assert "reward_parity" in page and "cut off at" not in page
-    (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
+    write_json(copy / "initial_entropy.json", {"initial_entropy": 0.5, "filter_on": False})
     rows = metrics_of(copy)
     (copy / "metrics.jsonl").write_text(
         "".join(json.dumps(row | {"completions/clipped_ratio": 1.0}) + "\n" for row in rows)

@@ -1,6 +1,5 @@
 """A step of the trainers: against TRL's, groups and masks, the initial entropy, the table of completions."""
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.files import read_json
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, unpad
 from pytest import MonkeyPatch
 from transformers import (
@@ -396,7 +396,7 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, 
     batch = padded_batch(prompt_ids, canned_group(1000, len(prompts)), 0, untrained.accelerator.device)
     means = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
     trainer.train()
-    stored = json.loads((tmp_path / "initial_entropy.json").read_text())
+    stored = read_json(tmp_path / "initial_entropy.json")
     assert stored["prompts"] == len(prompts)
     assert stored["initial_entropy"] == pytest.approx(sum(means) / len(means), abs=1e-4)
     assert trainer.initial_entropy.value == stored["initial_entropy"]
@@ -417,7 +417,7 @@ def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
     assert trainer.initial_entropy.value == 0.5
     assert asked == [f"Question {i}?" for i in dict.fromkeys(trainer._get_train_sampler())][:100]
     assert (asked == [f"Question {i}?" for i in range(100)]) is not shuffles
-    assert json.loads((tmp_path / "initial_entropy.json").read_text())["prompts"] == 100
+    assert read_json(tmp_path / "initial_entropy.json")["prompts"] == 100
 
 
 def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5] * len(prompts))
     _ = trainer.initial_entropy.value
-    stored = json.loads((tmp_path / "initial_entropy.json").read_text())
+    stored = read_json(tmp_path / "initial_entropy.json")
     assert stored["filter_on"] is is_on and stored["initial_entropy"] == (gtpo["initial_entropy"] or 0.5)
     assert stored.get("given", False) is (gtpo["initial_entropy"] is not None)
     trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed

@@ -1,0 +1,34 @@
+"""JSON, JSON lines and YAML files in one call."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), "utf-8")
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The values of a JSON lines file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def write_lines(path: Path, values: Iterable[Any]) -> None:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), "utf-8")
+
+
+def read_settings(path: Path) -> Any:
+    """A YAML file, such as the ``config.yaml`` of a run."""
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def write_settings(path: Path, values: Any) -> None:
+    path.write_text(yaml.safe_dump(values), "utf-8")
