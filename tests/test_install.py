@@ -3,13 +3,12 @@
 import email
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 from packaging.requirements import Requirement
 
 from gtpo.models.hub import TINY_BASE
@@ -32,8 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = ROOT / name
         shutil.copytree(path, source / name) if path.is_dir() else shutil.copy(path, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", built]
-    done = subprocess.run([*pip, source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_process([*pip, source])
     (wheel,) = built.glob("gtpo-*.whl")
     return wheel
 
@@ -74,12 +72,11 @@ def test_the_wheel_replaces_nothing_that_is_in_its_ranges(wheel: Path) -> None:
 def test_the_wheel_and_the_copied_file_train(wheel: Path, tmp_path: Path) -> None:
     """As the workflow does with all dependencies in an environment of its own: `make test-backend BACKEND=wheel`."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "installed", wheel]
-    subprocess.run(pip, check=True)
+    run_process(pip)
     shutil.copy(ROOT / "examples" / "gtpo_trl.py", tmp_path)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'installed'}"}
     script = ROOT / "tests" / "backends" / "installed_step.py"
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_process([sys.executable, script], cwd=tmp_path, env=environment)
     trained = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("tensors trained")]
     assert trained == ["gtpo", "gtpo_trl"]
 

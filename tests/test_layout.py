@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.scripts import ROOT, user_environment
+from helpers.scripts import ROOT, run_process
 from helpers.weight import weight
 
 SCRIPTS = {"train_gtpo", "train_grpo", "train_sft", "evaluate", "reproduce", "figures"}
@@ -428,10 +427,7 @@ import gtpo.training.callbacks, gtpo.evaluation.sampling, gtpo.training.loop, pa
 import gtpo.reports.html, gtpo.training.trainer
 print("all imported")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_process([sys.executable, "-c", code])
     assert done.stdout.strip() == "all imported"  # and nothing else is printed at import
 
 
@@ -453,7 +449,4 @@ else:
 from gtpo import GRPOTrainer, GTPOTrainer
 assert issubclass(GTPOTrainer, GRPOTrainer) and GTPOTrainer.__module__ == "gtpo.training.trainer"
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_process([sys.executable, "-c", code])

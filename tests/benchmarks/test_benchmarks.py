@@ -1,13 +1,12 @@
 """The benchmark scripts: a run at a tiny shape, the content of its results, and the tables of docs/architecture.md."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.files import read_json
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -26,8 +25,7 @@ def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> Non
     flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1", "--output", str(output)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "benchmarks/bench_loss.py", *flags]
-    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr[-2000:]
+    completed = run_process(command, env=environment)
     result = read_json(output)
     assert completed.stdout.strip().endswith(bench_loss.markdown(result))  # libraries may print something before it
     assert result.keys() > PROVENANCE

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 import sys
 from argparse import ArgumentError
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
@@ -86,7 +85,7 @@ finally:
 def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
     code = HELP.format(script=script)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    page = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    page = run_process([sys.executable, "-c", code], env=environment)
     lines = page.stdout.splitlines()
     flags = re.findall(r"^  --(\w+)", page.stdout, re.MULTILINE)
     assert len(lines) <= 80 and len(flags) == len(set(flags))
@@ -125,14 +124,8 @@ except ValueError as error:
     print(json.dumps([str(error), sorted({{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys())]))
 """
     for script in ("train_gtpo", "train_grpo", "train_sft"):
-        ended = subprocess.run(
-            [sys.executable, "-c", code.format(script=script, argv=argv)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-c", code.format(script=script, argv=argv)]
+        ended = run_process(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         message, imported = json.loads(ended.stdout)
         assert named in message and imported == []
 

@@ -4,13 +4,13 @@ import ast
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers.files import write_json
+from helpers.scripts import run_process
 from trl import GRPOConfig
 
 from gtpo.cli.parse import parse
@@ -30,13 +30,12 @@ def test_no_secret_is_written_or_printed(tiny: Path, tmp_path: Path) -> None:
     argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "4", "--max_steps", "2"]
     argv += ["--save_steps", "1", "--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag", "--output_dir", run]
     environment = os.environ | SECRETS | {"WANDB_MODE": "offline"}
-    ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    ended = run_process(argv, env=environment)
     files = [path for path in run.rglob("*") if path.is_file()]
     assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)
     for secret in (*SECRETS.values(), "hf_secretOfTheFlag"):
-        assert secret.encode() not in ended.stdout + ended.stderr
+        assert secret not in ended.stdout + ended.stderr
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from helpers.files import read_json, read_settings
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 from packaging.specifiers import SpecifierSet
 from pytest import mark, skip
 
@@ -42,7 +42,7 @@ def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
 def test_make_has_the_targets_of_dockerfile_and_workflow(command: str) -> None:
     make, *words = shlex.split(command)
     assert make == "make"
-    subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, capture_output=True)
+    run_process(["make", "--dry-run", *words])
 
 
 def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> None:
@@ -55,7 +55,7 @@ def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> No
 
 @mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
 def test_batch_scripts_of_slurm(path: Path) -> None:
-    subprocess.run(["bash", "-n", str(path)], check=True)
+    run_process(["bash", "-n", str(path)])
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
     assert options["signal"].startswith("USR2@")  # without B: the training processes are signalled, not this shell
     assert options.get("ntasks-per-node") == options.get("gpus-per-node")  # a process per GPU
@@ -93,7 +93,6 @@ def test_a_job_of_one_gpu_is_requeued_and_resumes(tmp_path: Path) -> None:
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
     (tmp_path / "outputs/gtpo-7/checkpoint-2/files.json").mkdir(parents=True)
     second = sbatch(tmp_path, "one_gpu.sbatch", "--model", "llama")
-    assert second.returncode == 0, second.stderr
     assert second.stdout == "train_gtpo.py --model llama --output_dir outputs/gtpo-7 --resume outputs/gtpo-7\n"
 
 
@@ -101,7 +100,7 @@ def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path
     """Its line with `echo` instead of Python, before and after a checkpoint."""
     line = f"python() {{ echo $*; }}; {SKY['envs']['LINE']}"
     for expected in ("--overwrite true", "--resume outputs/llama"):
-        shown = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        shown = run_process(["bash", "-c", line], cwd=tmp_path).stdout
         assert shown.split()[0] == "train_gtpo.py" and shown.strip().endswith(expected)
         (tmp_path / "outputs/llama/checkpoint-2").mkdir(parents=True, exist_ok=True)
         (tmp_path / "outputs/llama/checkpoint-2/files.json").touch()
@@ -128,7 +127,7 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)
     for slug in ("somebody/a.fork", "other/name"):
-        subprocess.run(["make", "--silent", "repository", f"URL=https://github.com/{slug}"], cwd=tmp_path, check=True)
+        run_process(["make", "--silent", "repository", f"URL=https://github.com/{slug}"], cwd=tmp_path)
     files = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
     left = [name for name, path in files.items() if placeholders.search(path.read_text(errors="replace"))]
     assert [str(name) for name in left] == ["Makefile"]  # which explains the command

@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from helpers.files import read_json
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 from pytest import TempPathFactory, fixture, mark
 
 pytestmark = mark.slow
@@ -29,8 +28,7 @@ def run(directory: Path, *argv: str, installed: Path | None = None) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     if installed is not None:
         environment["PYTHONPATH"] = str(installed)
-    done = subprocess.run([sys.executable, *argv], cwd=directory, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_process([sys.executable, *argv], cwd=directory, env=environment)
     return done.stdout
 
 

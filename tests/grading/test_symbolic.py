@@ -1,11 +1,11 @@
 """Limits of the grading process: memory, files, and what it does with untrusted text."""
 
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.scripts import run_process
 
 from gtpo.grading import algebra, is_correct, symbolic, worker
 from gtpo.grading.worker import ComparisonFailed, Worker, shared_worker
@@ -35,7 +35,7 @@ print("still compares")
 def test_files_cannot_be_written_and_memory_is_limited(tmp_path: Path) -> None:
     (tmp_path / "existing").write_text("kept")
     code = f"PATHS = {[str(worker.SCRIPT.parent), *sys.path]!r}\n" + LIMITED
-    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    run = run_process([sys.executable, "-I", "-c", code], cwd=tmp_path)
     assert run.stdout.splitlines() == ["still compares"], run.stderr
     assert (tmp_path / "existing").read_text() == "kept"
 

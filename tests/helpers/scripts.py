@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +64,15 @@ def user_environment() -> dict[str, str]:
     """The environment of a user: no GPU, no network, one thread."""
     kept = {key: value for key, value in os.environ.items() if key not in DROPPED}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def run_process(
+    argv: Sequence[str | Path], cwd: Path = ROOT, env: dict[str, str] | None = None, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, by default in the root as a user, until it ends with this exit code."""
+    ended = subprocess.run(argv, cwd=cwd, env=env or user_environment(), capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr[-3000:]
+    return ended
 
 
 class ScriptServer:

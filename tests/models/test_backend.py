@@ -1,14 +1,13 @@
 """Backend selection, and the errors raised before anything is loaded; how idle threads wait."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from helpers.scripts import ROOT
+from helpers.scripts import run_process
 from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
 
@@ -156,5 +155,5 @@ def test_threads_spin_for_a_moment_unless_the_user_says_otherwise(
 def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> None:
     code = f"import sys, os, {script}; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP"))}
-    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    completed = run_process([sys.executable, "-c", code], env=environment)
     assert completed.stdout.split() == ["3000", "False"], completed.stderr

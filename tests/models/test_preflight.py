@@ -1,7 +1,6 @@
 """The checks of a GPU machine, on a CPU: nvidia-smi, torch.cuda, the Hub, the PATH and the disk are replaced."""
 
 import os
-import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import trl
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
 from helpers.files import write_json
-from helpers.scripts import ROOT
+from helpers.scripts import run_process
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
 
@@ -333,15 +332,15 @@ def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
     smi.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     command = [sys.executable, "-S", "-m", "gtpo.models.preflight", "--model", "qwen"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (2, "")
+    ended = run_process(command, env=environment, code=2)
+    assert ended.stderr == ""
     assert f"error: the NVIDIA driver is {OLD}" in ended.stdout
     nothing = [sys.executable, "-S", "-c", "import yaml"]
-    assert "ModuleNotFoundError" in subprocess.run(nothing, env=environment, capture_output=True, text=True).stderr
+    assert "ModuleNotFoundError" in run_process(nothing, env=environment, code=1).stderr
 
 
 def test_first_light_checks_the_machine_before_it_installs() -> None:
     command = ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", "first-light"]
-    lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = run_process(command).stdout.splitlines()
     preflight, install = ([i for i, line in enumerate(lines) if text in line] for text in ("preflight", "pip install"))
     assert preflight and install and preflight[0] < install[0]

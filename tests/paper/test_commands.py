@@ -2,8 +2,9 @@
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
+
+from helpers.scripts import run_process
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
@@ -26,8 +27,8 @@ def called(lines: list[str], directory: Path) -> list[list[str]]:
     (directory / "calls").write_text("")
     environment = os.environ | {"PATH": f"{directory / 'bin'}:{os.environ['PATH']}"}
     script = "\n".join(lines)
-    done = subprocess.run(["bash", "-e", "-c", script], cwd=directory, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run_process(["bash", "-e", "-c", script], cwd=directory, env=environment)
+    assert done.stdout + done.stderr == ""
     return [line.removesuffix("\t").split("\t") for line in (directory / "calls").read_text().splitlines()]
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT, user_environment
+from helpers.scripts import ROOT, run_process, user_environment
 from pytest import MonkeyPatch
 
 from gtpo.reports.summary import RunMessages
@@ -71,15 +71,12 @@ def main():
 script.run_script(main)
 """
     environment = user_environment() | {"TMPDIR": str(tmp_path)}
-    run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", lines], **run)  # type: ignore[call-overload]
-    assert done.returncode == code
+    done = run_process([sys.executable, "-c", lines], env=environment, code=code)
     (stored,) = tmp_path.glob("gtpo-*.log")
     assert "the reason\\x1b[31m" in done.stderr and str(stored) in done.stderr
     assert done.stderr.count("\n") == 1 and "raise ValueError" not in done.stderr
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
-    shown = subprocess.run([sys.executable, "-c", lines, "--debug"], **run)  # type: ignore[call-overload]
-    assert "Traceback" in shown.stderr and shown.returncode == 1
+    assert "Traceback" in run_process([sys.executable, "-c", lines, "--debug"], env=environment, code=1).stderr
 
 
 def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -> None:
@@ -89,5 +86,4 @@ def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -
         "logging.basicConfig(format='[%(name)s|%(levelname)s]%(message)s')\n"
         "logging.getLogger('gtpo.models.load').warning('loading tiny')"
     )
-    ended = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert ended.stderr == "loading tiny\n"
+    assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"

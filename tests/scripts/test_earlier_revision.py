@@ -5,7 +5,6 @@ letters. It contains checkpoint-2, as after a kill, and the final adapter. The p
 """
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from helpers.files import read_json
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, Ended, user_environment
+from helpers.scripts import ROOT, Ended, run_process, user_environment
 from safetensors.torch import load_file
 
 from examples.tiny_base import save_untrained_tiny
@@ -68,7 +67,6 @@ def test_it_can_be_plotted(work: Path, run_script: Callable[..., Ended]) -> None
     assert done.code == 0 and (work / "curves.png").stat().st_size > 10_000
     argv = [sys.executable, "-m", "gtpo.reports.html", "gtpo-s3"]
     environment = user_environment() | {"PYTHONPATH": str(ROOT)}
-    report = subprocess.run(argv, cwd=work, env=environment, capture_output=True, text=True)
-    assert report.returncode == 0, report.stderr[-2000:]
+    run_process(argv, cwd=work, env=environment)
     page = (work / "gtpo-s3" / "report.html").read_text()
     assert page.count("<svg") == 1 and page.count("A group of step ") == 3  # the first, the middle and the last step

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from helpers.canned import GROUP, make_trainer, trained_weights
 from helpers.files import read_json
+from helpers.scripts import run_process
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -27,16 +27,13 @@ def torchrun(
     """Train in ``processes`` processes; return the directory with the weights and the log of rank 0."""
     out.mkdir()
     here = Path(__file__).parents[1]
-    completed = subprocess.run(
+    run_process(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)),
             *(str(here / "helpers" / "canned.py"), method, str(tiny), str(out), json.dumps(settings), *flags),
         ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
     )
-    assert completed.returncode == 0, completed.stderr[-3000:]
     return out
 
 
@@ -121,17 +118,14 @@ def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> No
     here = Path(__file__).parents[2]
 
     def launch(*more: str) -> Path:
-        completed = subprocess.run(
+        run_process(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
                 *(str(here / "train_gtpo.py"), *argv, *more),
             ],
             cwd=tmp_path,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
         )
-        assert completed.returncode == 0, completed.stderr[-3000:]
         (run,) = (tmp_path / "outputs").iterdir()  # one directory for both processes
         return run
 

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from helpers.files import read_json
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import (
@@ -313,7 +313,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     assert f"python train_gtpo.py --resume {run.directory}" in stderr
     assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
     resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
-    subprocess.run(resume, cwd=ROOT, check=True, capture_output=True)
+    run_process(resume)
     assert [line["step"] for line in logged(run.directory)] == list(range(1, steps + 3))
     assert (run.directory / "adapter").is_dir()
 
