@@ -43,42 +43,6 @@ def length_mask(lengths: Sequence[int], width: int) -> Tensor:
 # --- section 5.1: conflict tokens and their weights ------------------------------------------------------------------
 
 
-def naive_conflict_mask(completions: list[list[int]], advantages: list[float], group_size: int) -> list[list[bool]]:
-    """M = forward OR backward (5.1), row by row, for consecutive groups."""
-    masks = []
-    for start in range(0, len(completions), group_size):
-        group = list(range(start, start + group_size))
-        positive = [i for i in group if advantages[i] > 0]
-        negative = [i for i in group if advantages[i] < 0]
-
-        def token_at(i: int, position: int) -> int | None:
-            return completions[i][position] if position < len(completions[i]) else None
-
-        def token_from_end(i: int, offset: int) -> int | None:  # offset 1 is the last token
-            return completions[i][len(completions[i]) - offset] if offset <= len(completions[i]) else None
-
-        for i in group:
-            tokens = completions[i]
-            mask = [False] * len(tokens)
-            for position in range(
-                len(tokens)
-            ):  # left to right, up to the first token that is not a forward conflict token
-                in_positive = any(token_at(j, position) == tokens[position] for j in positive)
-                in_negative = any(token_at(j, position) == tokens[position] for j in negative)
-                if not (in_positive and in_negative):
-                    break
-                mask[position] = True
-            for offset in range(1, len(tokens) + 1):  # right to left
-                token = tokens[len(tokens) - offset]
-                in_positive = any(token_from_end(j, offset) == token for j in positive)
-                in_negative = any(token_from_end(j, offset) == token for j in negative)
-                if not (in_positive and in_negative):
-                    break
-                mask[len(tokens) - offset] = True
-            masks.append(mask)
-    return masks
-
-
 def naive_forward_spans(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
     """M_fw of one group, row by row, for each reading of "the first contiguous span".
 
@@ -113,10 +77,10 @@ def naive_backward_spans(group: list[list[int]], advantages: list[float], span: 
     return [mask[::-1] for mask in masks]
 
 
-def naive_span_mask(
-    completions: list[list[int]], advantages: list[float], group_size: int, span: str
+def naive_conflict_mask(
+    completions: list[list[int]], advantages: list[float], group_size: int, span: str = "anchored"
 ) -> list[list[bool]]:
-    """M_fw or M_bw, row by row, for consecutive groups."""
+    """M = forward OR backward (5.1), row by row, for consecutive groups."""
     masks = []
     for start in range(0, len(completions), group_size):
         group = completions[start : start + group_size]

@@ -6,11 +6,13 @@ All tests run on a CPU with small tensors. The references are in reference.py an
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.files import read_settings
 from helpers.objective import composed_gtpo_loss
 from helpers.reference import (
     LN2,
@@ -21,7 +23,6 @@ from helpers.reference import (
     naive_entropy_filter,
     naive_grpo_loss,
     naive_gtpo_loss,
-    naive_span_mask,
     pad,
     plain_gtpo_loss,
     unpad,
@@ -44,6 +45,9 @@ ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
 ROUNDING = 1e-6  # float32 and bfloat16: allowed on top of the plain computation's error
 
 many = settings(max_examples=2500)
+
+TABLES = read_settings(Path(__file__).with_name("tables.yaml"))
+DRAWN: dict[str, dict[str, str]] = TABLES["groups"]
 
 
 # --- groups: drawn by hand, or by hypothesis -------------------------------------------------------------------------
@@ -82,35 +86,31 @@ class Groups:
     def conflict_mask(self, span: str = "anchored") -> Tensor:
         return conflict_mask(self.ids, self.mask, self.scores, self.group_size, span)
 
-    def expected_mask(self, span: str = "anchored") -> Tensor:
-        arguments = (self.completions, self.advantages, self.group_size)
-        rows = naive_conflict_mask(*arguments) if span == "anchored" else naive_span_mask(*arguments, span)
-        return pad(rows, self.width, False, torch.bool)
+    def expected_rows(self, span: str) -> list[list[bool]]:
+        return naive_conflict_mask(self.completions, self.advantages, self.group_size, span)
 
-    def expected_weights(self) -> Tensor:
-        rows = naive_conflict_weights(
-            naive_conflict_mask(self.completions, self.advantages, self.group_size), self.advantages
-        )
+    def expected_mask(self, span: str = "anchored") -> Tensor:
+        return pad(self.expected_rows(span), self.width, False, torch.bool)
+
+    def expected_weights(self, span: str = "anchored") -> Tensor:
+        rows = naive_conflict_weights(self.expected_rows(span), self.advantages)
         return pad(rows, self.width, 1.0, torch.float32)
 
 
-def drawn(*rows: str, pad_token: str = "_", extra: int = 1) -> tuple[Groups, Tensor, Tensor]:
-    """One group from a table, one row per completion: ``advantage | tokens | mask | lambda``.
-
-    Tokens are letters; ``#`` is a masked token, ``.`` any other. Returns the group, its mask and its weights.
-    """
+def drawn(table: str, pad_token: str) -> tuple[Groups, Tensor, Tensor]:
+    """A group of tables.yaml with three columns of padding, its mask and its weights."""
     advantages = []
     completions = []
     masks = []
     weights = []
-    for row in rows:
+    for row in table.splitlines():
         advantage, tokens, mask, weight = (cell.split() for cell in row.split("|"))
         assert len(tokens) == len(mask) == len(weight), row
         advantages.append(float(advantage[0]))
         completions.append([ord(token) for token in tokens])
         masks.append([cell == "#" for cell in mask])
         weights.append([float(cell) for cell in weight])
-    groups = Groups(completions, advantages, len(rows), ord(pad_token), extra)
+    groups = Groups(completions, advantages, len(masks), ord(pad_token), extra=3)
     return groups, pad(masks, groups.width, False, torch.bool), pad(weights, groups.width, 1.0, torch.float32)
 
 
@@ -147,181 +147,13 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 # --- conflict mask: hand-drawn groups --------------------------------------------------------------------------------
 
-DRAWN_GROUPS = {
-    "forward run stops at the first token that is not a conflict token": [
-        "+1 | a b c d | # # . . | 2 2 1 1",
-        "-1 | a b x y | # # . . | 0 0 1 1",
-    ],
-    "backward run is aligned at the last tokens of completions of different length": [
-        "+1 | a b c d E | . . . # # | 1 1 1 2 2",
-        "-1 | x d E     | . # #     | 1 0 0    ",
-    ],
-    "EOS alone is a backward conflict token": [
-        "+1 | a b E | . . # | 1 1 2",
-        "-1 | c E   | . #   | 1 0  ",
-    ],
-    "a completion truncated before EOS has no backward run": [
-        "+1 | a b E   | # # . | 2 2 1",
-        "-1 | a b c d | # # . . | 0 0 1 1",
-    ],
-    "a conflict token in the middle is not masked": [
-        "+1 | a x m y E | # . . . # | 2 1 1 1 2",
-        "-1 | a u m v E | # . . . # | 0 1 1 1 0",
-    ],
-    "two conflict tokens in the middle of completions without shared ends are not masked": [
-        "+1 | a m n b | . . . . | 1 1 1 1",
-        "-1 | c m n d | . . . . | 1 1 1 1",
-    ],
-    "a token shared only with a zero-advantage completion is not a conflict token": [
-        "+1 | a b E | . . . | 1 1 1",
-        " 0 | a b E | . . . | 1 1 1",
-        "-1 | c d F | . . . | 1 1 1",
-    ],
-    "a zero-advantage completion with conflict tokens has lambda 1": [
-        "+1 | a b E | # . # | 2 1 2",
-        "-1 | a c E | # . # | 0 1 0",
-        " 0 | a d E | # . # | 1 1 1",
-    ],
-    "the tokens of a run may conflict with different completions": [
-        "+1 | a b c | # # . | 2 2 1",
-        "-1 | a x y | # . . | 0 1 1",
-        "-1 | z b w | . . . | 1 1 1",
-    ],
-    "two completions of the same sign do not conflict": [
-        "+1 | a b E | . . . | 1 1 1",
-        "+2 | a b E | . . . | 1 1 1",
-        "-3 | c d F | . . . | 1 1 1",
-    ],
-    "all positive": [
-        "+1 | a b | . . | 1 1",
-        "+1 | a b | . . | 1 1",
-    ],
-    "all negative": [
-        "-1 | a b | . . | 1 1",
-        "-1 | a b | . . | 1 1",
-    ],
-    "all advantages zero": [
-        "0 | a b | . . | 1 1",
-        "0 | a b | . . | 1 1",
-    ],
-    "one token, the same": [
-        "+1 | a | # | 2",
-        "-1 | a | # | 0",
-    ],
-    "one token, different": [
-        "+1 | a | . | 1",
-        "-1 | b | . | 1",
-    ],
-    "a group of one": [
-        "+1 | a b | . . | 1 1",
-    ],
-    "identical completions: both runs cover everything and lambda is 2, never 4": [
-        "+1 | a b c | # # # | 2 2 2",
-        "-1 | a b c | # # # | 0 0 0",
-    ],
-    "runs that overlap in the middle: lambda is 2 there, never 4": [
-        "+1 | a a a   | # # #   | 2 2 2  ",
-        "-1 | a a a a | # # # # | 0 0 0 0",
-    ],
-    "runs that meet without overlap": [
-        "+1 | a b   | # #   | 2 2  ",
-        "-1 | a x b | # . # | 0 1 0",
-    ],
-    "completions of very different length share only the last token": [
-        "+1 | E                     | #                     | 2                    ",
-        "-1 | a b c d e f g h i j E | . . . . . . . . . . # | 1 1 1 1 1 1 1 1 1 1 0",
-    ],
-    "the same token at different positions from either end is not a conflict token": [
-        "+1 | a b c d | . . . . | 1 1 1 1",
-        "-1 | b a x c e f | . . . . . . | 1 1 1 1 1 1",
-    ],
-    "an empty completion is ignored": [
-        "+1 |     |     |    ",
-        "-1 | a b | # . | 0 1",
-        "+1 | a c | # . | 2 1",
-    ],
-    "only the sign of the advantage matters": [
-        "+0.001 | a b | # . | 2 1",
-        "-99    | a c | # . | 0 1",
-    ],
-}
 
-
-@pytest.mark.parametrize("rows", DRAWN_GROUPS.values(), ids=DRAWN_GROUPS.keys())
-def test_mask_and_weights_of_drawn_group(rows: list[str]) -> None:
-    groups, mask, weights = drawn(*rows)
-    assert_same(groups.expected_mask(), mask)  # the reference itself agrees with the table
-    assert_same(groups.expected_weights(), weights)
-    assert_same(groups.conflict_mask(), mask)
-    assert_same(conflict_weights(groups.conflict_mask(), groups.scores), weights)
-
-
-@pytest.mark.parametrize("pad_token", ["a", "b", "E"])
-def test_padding_equal_to_a_real_token_makes_no_conflict(pad_token: str) -> None:
-    # The padding of a short row equals a token that a longer row has at the same position.
-    groups, mask, _ = drawn(
-        "+1 | a b E b E | # # . # # | 2 2 1 2 2",
-        "-1 | a b b E   | # # # #   | 0 0 0 0  ",
-        "-1 | x         | .         | 1        ",
-        pad_token=pad_token,
-        extra=3,
-    )
-    assert_same(groups.expected_mask(), mask)
-    assert_same(groups.conflict_mask(), mask)
-
-
-DRAWN_SPANS = {
-    "first run: it may start anywhere and ends at the first gap, from either end": (
-        "first_run",
-        "+1 | a m n x p q b | . # # . # # . | 1 2 2 1 2 2 1",
-        "-1 | c m n y p q d | . # # . # # . | 1 0 0 1 0 0 1",
-    ),
-    "first run: a third run between the two is not masked": (
-        "first_run",
-        "+1 | a m b n c p d | . # . . . # . | 1 2 1 1 1 2 1",
-        "-1 | e m f n g p h | . # . . . # . | 1 0 1 1 1 0 1",
-    ),
-    "first run: it may start at either end": (
-        "first_run",
-        "+1 | a b E | # . # | 2 1 2",
-        "-1 | a c E | # . # | 0 1 0",
-    ),
-    "first run: no conflict token, no run": (
-        "first_run",
-        "+1 | a b | . . | 1 1",
-        "-1 | c d | . . | 1 1",
-    ),
-    "common: a completion that starts differently ends the prefix for all": (
-        "common",
-        "+1 | a b c E | . . . # | 1 1 1 2",
-        "-1 | a b d E | . . . # | 1 1 1 0",
-        "-1 | z b c E | . . . # | 1 1 1 0",
-    ),
-    "common: the prefix and the suffix that all share": (
-        "common",
-        "+1 | a b x E | # # . # | 2 2 1 2",
-        "+1 | a b y E | # # . # | 2 2 1 2",
-        "-1 | a b E   | # # #   | 0 0 0  ",
-    ),
-    "common: completions with A = 0 are ignored": (
-        "common",
-        "+1 | a b | # . | 2 1",
-        "-1 | a c | # . | 0 1",
-        " 0 | z b | . . | 1 1",
-    ),
-    "common: a single sign makes no conflict": (
-        "common",
-        "+1 | a b | . . | 1 1",
-        "+1 | a b | . . | 1 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", DRAWN_SPANS.values(), ids=DRAWN_SPANS.keys())
-def test_other_conflict_spans_of_drawn_group(case: tuple[str, ...]) -> None:
-    span, *rows = case
-    groups, mask, weights = drawn(*rows)
-    assert_same(groups.expected_mask(span), mask)
+@pytest.mark.parametrize("pad_token", "_abE")  # padding that equals a real token makes no conflict
+@pytest.mark.parametrize(("span", "title"), [(span, title) for span, groups in DRAWN.items() for title in groups])
+def test_mask_and_weights_of_drawn_group(span: str, title: str, pad_token: str) -> None:
+    groups, mask, weights = drawn(DRAWN[span][title], pad_token)
+    assert_same(groups.expected_mask(span), mask)  # the reference itself agrees with the table
+    assert_same(groups.expected_weights(span), weights)
     assert_same(groups.conflict_mask(span), mask)
     assert_same(conflict_weights(groups.conflict_mask(span), groups.scores), weights)
 
@@ -348,7 +180,7 @@ def test_other_conflict_spans_equal_reference_on_random_groups(span: str, groups
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32])
 def test_completion_mask_of_any_dtype_gives_the_same_mask(dtype: torch.dtype) -> None:
-    groups, mask, _ = drawn("+1 | a b E | # . # | 2 1 2", "-1 | a E | # # | 0 0", pad_token="b")
+    groups, mask, _ = drawn("+1 | a b E | # . # | 2 1 2\n-1 | a E | # # | 0 0", "b")
     assert_same(conflict_mask(groups.ids, groups.mask.to(dtype), groups.scores, 2), mask)
 
 
@@ -365,22 +197,14 @@ CHANGES: list[Callable[[Tensor], Tensor]] = [lambda r: r, lambda r: 10 * r, lamb
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([0.8, 0.9, 0.3, 0.0, 0.5], [False, False, False, False, True]),
-        ([0.3, 0.6, 0.9, 0.6, 0.6], [False, True, False, True, True]),
-        ([0.1] * 5, [True] * 5),
-        ([0.0] * 5, [True] * 5),
-        ([1.0, 1.001, 0.999, 1.0005, 0.9995], [True, False, False, False, False]),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "expected"), TABLES["at_mean"])
 def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
-    change: Callable[[Tensor], Tensor], rewards: list[float], expected: list[bool]
+    change: Callable[[Tensor], Tensor], rewards: list[float], expected: str
 ) -> None:
-    other = [1.0, math.nan, 0.0, 0.0, 0.0]  # NaN is not at the mean, nor is another reward of its group
-    found = rewards_at_mean(torch.cat([change(torch.tensor(rewards)), torch.tensor(other)]), 5)
-    assert found.tolist() == [*expected, *[False] * 5]
+    size = len(rewards)
+    other = [1.0, math.nan, 0.0, 0.0, 0.0][:size]  # NaN is not at the mean, nor is another reward of its group
+    found = rewards_at_mean(torch.cat([change(torch.tensor(rewards)), torch.tensor(other)]), size)
+    assert found.tolist() == [cell == "1" for cell in expected] + [False] * size
 
 
 def test_a_large_offset_hides_no_difference_of_rewards() -> None:
@@ -388,8 +212,8 @@ def test_a_large_offset_hides_no_difference_of_rewards() -> None:
     for size in (4, 8, 12):
         rewards = torch.tensor([1e6 + 0.1 * i for i in range(size)])
         assert not rewards_at_mean(rewards, size).any()
-    in_tenths = torch.tensor([1e4 + reward / 10 for reward in (3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7)])
-    assert rewards_at_mean(in_tenths, 12).tolist() == [reward == 6 for reward in (3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7)]
+    tenths = torch.tensor([3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7])
+    assert_same(rewards_at_mean(1e4 + tenths / 10, 12), tenths == 6)
 
 
 def test_a_small_difference_is_no_rounding() -> None:
@@ -403,21 +227,6 @@ def test_rewards_that_differ_by_rounding_alone_are_at_the_mean() -> None:
         reward = torch.tensor(size)
         neighbour = reward.nextafter(torch.tensor(math.inf))
         assert rewards_at_mean(torch.stack([reward, neighbour, reward]), 3).all()
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([None, 1.0, 1.0, 2.0], [False] * 4),  # the mean is 4/3, not 1
-        ([None, 1.0, 2.0, 3.0], [False, False, True, False]),
-        ([None, None, 0.3, 0.3], [False, False, True, True]),
-        ([None, None, None, 0.5], [False, False, False, True]),
-        ([None] * 4, [False] * 4),
-    ],
-)
-def test_a_completion_without_a_reward_is_not_in_the_mean(rewards: list[float | None], expected: list[bool]) -> None:
-    found = rewards_at_mean(torch.tensor([math.nan if reward is None else reward for reward in rewards]), 4)
-    assert found.tolist() == expected
 
 
 # --- entropy ---------------------------------------------------------------------------------------------------------
@@ -443,30 +252,15 @@ BELOW = 0.3
 AT = LN2
 ABOVE = 1.3  # <H>_i below, exactly at and above the threshold ln 2
 
-FILTER_CASES = {
-    # mode, <H>_ini: delta for (A = +1, -1, 0) x <H>_i in (BELOW, AT, ABOVE)
-    ("auto", 0.2): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],  # Eq. 10, second and third line
-    ("auto", 0.693): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],  # just below ln 2
-    ("auto", LN2): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],  # exactly ln 2: no filter
-    ("auto", 0.694): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],  # Eq. 10, first line
-    ("on", 0.2): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
-    ("on", 2.0): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
-    ("on", None): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
-    ("off", 0.2): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
-    ("off", 2.0): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
-    ("off", None): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
-    ("negative_only", 0.2): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
-    ("negative_only", 2.0): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
-    ("negative_only", None): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
-}
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("mode", "initial_entropy"), FILTER_CASES.keys())
+@pytest.mark.parametrize(
+    ("mode", "initial_entropy"), [(mode, initial) for mode, row in TABLES["filter"].items() for initial in row]
+)
 def test_filter_in_every_branch(mode: str, initial_entropy: float | None, dtype: torch.dtype) -> None:
     entropy = torch.tensor([BELOW, AT, ABOVE] * 3, dtype=dtype)
     advantages = torch.tensor([1.0] * 3 + [-1.0] * 3 + [0.0] * 3)
-    expected = [cell for row in FILTER_CASES[mode, initial_entropy] for cell in row]
+    expected = [int(cell) for cell in TABLES["filter"][mode][initial_entropy].replace(" ", "")]
     assert naive_entropy_filter([BELOW, AT, ABOVE] * 3, advantages.tolist(), initial_entropy, LN2, mode) == expected
     assert entropy_filter(entropy, advantages, initial_entropy, mode=mode).tolist() == expected
 
