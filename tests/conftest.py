@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gtpo.models.hub import TINY_BASE
 
     return save_untrained_tiny(tmp_path_factory.mktemp("tiny"), base=TINY_BASE.with_name("base-16f86973"))
+
+
+@pytest.fixture
+def build(tiny: Path, tmp_path: Path) -> Callable[..., Any]:
+    """``build(method, name, **settings)``: a canned trainer of the tiny model in this directory of ``tmp_path``."""
+    from helpers.canned import make_trainer
+
+    return lambda method, name="", **settings: make_trainer(method, tiny, tmp_path / name, **settings)
 
 
 @pytest.fixture(scope="session")

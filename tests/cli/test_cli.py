@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.files import read_settings, write_settings
+from helpers.files import read_settings, tables_of, write_settings
 from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +25,8 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.hub import TINY_BASE
+
+TABLES = tables_of(__file__)
 
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
@@ -125,14 +127,7 @@ def test_the_tiny_model_with_unsloth_is_planned_for_the_gpu(method: str) -> None
 
 @pytest.mark.parametrize(
     ("gib", "flags", "rows", "parts"),
-    [
-        (64, [], 8, 1),
-        (8, [], 4, 2),
-        (1, [], 1, 8),
-        (64, ["--G", "12"], 12, 1),
-        (8, ["--G", "12", "--gradient_accumulation_steps", "3"], 4, 3),
-        (64, ["--per_device_train_batch_size", "2"], 2, 4),
-    ],
+    TABLES["micro_batches_on_a_cpu_fit_a_third_of_its_memory"],
 )
 def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
     gib: int, flags: list[str], rows: int, parts: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch
@@ -150,18 +145,7 @@ def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> Non
 
 @pytest.mark.parametrize(
     ("line", "key", "value"),
-    [
-        ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
-        ("G: 6", "num_generations", 6),
-        ("entropy_filter: on", "entropy_filter", "on"),  # YAML 1.1 reads a boolean
-        ("entropy_filter: off", "entropy_filter", "off"),
-        ("gamma: 0", "gamma", 0.0),
-        ("lora_target_modules: q_proj", "lora_target_modules", ["q_proj"]),
-        ("conflict_correction: false", "conflict_correction", False),
-        ("initial_entropy: 0.5", "initial_entropy", 0.5),
-        ("initial_entropy: null", "initial_entropy", None),
-        ("report_to: [wandb]", "report_to", "wandb"),
-    ],
+    TABLES["yaml_key_is_a_flag"],
 )
 def test_yaml_key_is_a_flag(line: str, key: str, value: object, tmp_path: Path) -> None:
     assert settings("--config", config_file(tmp_path, line + "\n"))[key] == value
@@ -200,18 +184,7 @@ def test_names_of_trl_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("method", "argv"),
-    [
-        ("gtpo", ["--include_num_input_tokens_seen", "true"]),
-        ("gtpo", ["--report_to", "all"]),
-        ("gtpo", ["--report_to", "none"]),
-        ("gtpo", ["--gamma", "0", "--entropy_filter", "off", "--initial_entropy", "0.25", "--max_steps", "7"]),
-        ("grpo", ["--learning_rate", "3.0e-5", "--lora_target_modules", "q_proj", "--lr_scheduler_kwargs", '{"a": 1}']),
-        ("gtpo", ["--generation_batch_size", "96"]),
-        ("gtpo", ["--steps_per_generation", "2"]),
-        ("gtpo", ["--accelerator_config", '{"split_batches": false}']),
-        ("sft", ["--loss_type", "nll"]),
-        ("sft", []),
-    ],
+    TABLES["what_is_stored_is_what_was_given_and_can_be_read_back"],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv: list[str], tmp_path: Path) -> None:

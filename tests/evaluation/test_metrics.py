@@ -5,12 +5,15 @@ import math
 from fractions import Fraction
 
 import numpy as np
+from helpers.files import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx, mark
 
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.grading import is_correct
+
+TABLES = tables_of(__file__)
 
 ATOL = 1e-12  # observed error 2e-15 for all n up to 200
 
@@ -35,22 +38,7 @@ def test_first_k_pass() -> None:
 # answers of the samples, in order; the gold is 1/2
 @mark.parametrize(
     ("samples", "k", "score", "reason"),
-    [
-        (["1/2"], 1, 1, "one sample, correct"),
-        (["2"], 1, 0, "one sample, wrong"),
-        ([None], 1, 0, "one sample, no answer"),
-        (["2", "1/2", "0.5"], 3, 1, "two spellings of one number are one class"),
-        (["2", "2", "1/2", r"\frac12", "0.5"], 5, 1, "three"),
-        (["2", "1/2", "0.5"], 2, 0, "a tie goes to the class that occurs first: wrong"),
-        (["1/2", "2", "2.0", "0.5"], 4, 1, "a tie goes to the class that occurs first: correct"),
-        ([None, None, None, "1/2"], 4, 1, "missing answers have no vote"),
-        ([None, None, "1/2"], 2, 0, "none left"),
-        (["1/2", "2", "2"], 3, 0, "the majority is wrong"),
-        (["1/2", "2", "2"], 1, 1, "samples after the k-th do not count"),
-        (["", " ", "1/2"], 3, 1, "nor do blank ones"),
-        (["x+1", "1+x", "1/2", "0.5"], 4, 1, "wrong answers are counted by their form, without sympy"),
-        (["50%", "1/2", "0.5", "50", "50", "50"], 6, 1, "what equals the gold is one class: 50 % and 0.5"),
-    ],
+    TABLES["majority"],
 )
 def test_majority(samples: list[str | None], k: int, score: float, reason: str) -> None:
     correct = [is_correct(sample, "1/2") for sample in samples]
@@ -85,14 +73,7 @@ def test_identities_of_any_problem(samples: list[str | None], data: st.DataObjec
 
 @mark.parametrize(
     ("answers", "gold"),
-    [
-        (["10", "10%", "0.1"], "10"),  # 10 = 10 % = 0.1, but 10 is not 0.1
-        (["x=3", "3", "y=3", "4", "4"], "3"),
-        (["5", "5 cm", "5 m", "7 m", "5.0"], "5 cm"),
-        (["1,2", "2,1", "(1,2)", "(1,2)", r"\{1,2\}"], "3"),
-        (["6", "6%", "0.06", "7", "7.0", "5"], "5"),
-        ([r"\frac12", "0.5", "x=1/2", "9", "9"], "9"),
-    ],
+    TABLES["the_order_of_the_samples_decides_ties_alone"],
 )
 def test_the_order_of_the_samples_decides_ties_alone(answers: list[str], gold: str) -> None:
     scores = set()

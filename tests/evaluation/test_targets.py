@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from helpers.files import read_json, write_json, write_settings
+from helpers.files import read_json, tables_of, write_json, write_settings
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from transformers import AutoTokenizer
@@ -30,6 +30,8 @@ from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy, load_policy
 from gtpo.runs.directory import RunDirectory
+
+TABLES = tables_of(__file__)
 
 
 def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog: LogCaptureFixture) -> None:
@@ -62,14 +64,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
 
 @mark.parametrize(
     ("names", "checkpoint", "named"),
-    [
-        (["outputs/oldest"], "last", "outputs/oldest"),
-        (["base", "outputs/older", "outputs/unfinished"], "last", "outputs/unfinished/adapter/adapter_config.json"),
-        (["outputs/older"], "9", "outputs/older/checkpoint-9/adapter_config.json"),
-        (["outputs/full"], "last", "--model outputs/full/model"),  # all weights were trained
-        (["outputs/older/best"], "best", "best/best/adapter_config.json"),
-        (["base"], "last", "--runs base"),
-    ],
+    TABLES["what_is_not_an_adapter_is_refused"],
 )
 def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, named: str) -> None:
     (outputs / "full" / "model").mkdir(parents=True)

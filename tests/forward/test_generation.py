@@ -5,6 +5,7 @@ from unittest import mock
 
 import torch
 import transformers
+from helpers.files import tables_of
 from peft import LoraConfig, get_peft_model
 from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
 from torch import Tensor
@@ -13,6 +14,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from gtpo.errors import UsageError
 from gtpo.forward import generation
 from gtpo.forward.generation import fast_layers, generate
+
+TABLES = tables_of(__file__)
 
 VOCABULARY = 24
 ENDS = [2, 7, 13, 17]
@@ -342,17 +345,7 @@ SHAPE = {
 
 @mark.parametrize(
     ("family", "config", "is_covered"),
-    [
-        ("Qwen2", {}, True),
-        ("Qwen3", {"head_dim": 8}, True),
-        ("Granite", {}, True),
-        ("Phi", {}, True),
-        ("Mistral", {"sliding_window": 4}, False),
-        ("Gemma3", {"head_dim": 8}, False),
-        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, False),
-        ("Bloom", {"n_layer": 2, "n_head": 4}, False),
-        ("Mamba", {}, False),
-    ],
+    TABLES["families"],
 )
 def test_families(family: str, config: dict[str, Any], is_covered: bool) -> None:
     name = f"{family}Text" if family == "Gemma3" else family

@@ -2,11 +2,12 @@
 
 import logging
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.canned import GROUP, make_trainer
+from helpers import canned
+from helpers.canned import GROUP
+from helpers.files import tables_of
 from peft import LoraConfig, get_peft_model
 from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 from torch import Tensor
@@ -31,6 +32,8 @@ from gtpo.forward.hidden_states import (
     hidden_states_packed,
     hidden_states_per_completion,
 )
+
+TABLES = tables_of(__file__)
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
@@ -167,15 +170,7 @@ def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: 
 
 @mark.parametrize(
     ("lengths", "others", "expected"),
-    [
-        ([3, 10, 2, 1, 4, 1], 15, [[3, 5, 2], [0, 4, 1]]),
-        ([10, 9, 10, 9], 0, [[0, 1, 2, 3]]),  # 38 of 40 tokens in two batches
-        ([10, 8, 10, 8], 0, [[0, 1, 2, 3]]),  # 36, a tenth
-        ([10, 7, 10, 7], 0, [[1, 3], [0, 2]]),  # 34
-        ([10, 7, 10, 7], 20, [[0, 1, 2, 3]]),  # 54 of 60
-        ([5], 0, [[0]]),
-        ([0, 0], 0, [[0, 1]]),
-    ],
+    TABLES["rows_of_similar_length_run_together"],
 )
 def test_rows_of_similar_length_run_together(lengths: list[int], others: int, expected: list[list[int]]) -> None:
     mask = (torch.arange(10) < torch.tensor(lengths)[:, None]).long()
@@ -292,10 +287,8 @@ def shapes_of_a_step(trainer: Any) -> list[tuple[int, ...]]:
     return seen
 
 
-def test_a_training_step_encodes_the_prompt_once(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        "gtpo", tiny, tmp_path, per_device_train_batch_size=GROUP // 2, gradient_accumulation_steps=2
-    )
+def test_a_training_step_encodes_the_prompt_once(build: Any) -> None:
+    trainer = build("gtpo", per_device_train_batch_size=GROUP // 2, gradient_accumulation_steps=2)
     rows = [rows for rows, _ in shapes_of_a_step(trainer)]
     assert rows == 2 * [1, GROUP // 4, GROUP // 4]  # the prompt, then the completions in two batches by length
 
@@ -308,25 +301,22 @@ def test_a_training_step_encodes_the_prompt_once(tiny: Path, tmp_path: Path) -> 
     ],
     ids=["gradient checkpointing", "one row"],
 )
-def test_a_training_step_without_sharing(settings: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, **settings)
+def test_a_training_step_without_sharing(settings: dict[str, Any], build: Any) -> None:
+    trainer = build("gtpo", **settings)
     rows = settings.get("per_device_train_batch_size", GROUP)
     assert [shape[0] for shape in shapes_of_a_step(trainer)] == [rows] * (GROUP // rows)
 
 
-def test_a_model_whose_first_batch_differs_is_run_by_completion(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_model_whose_first_batch_differs_is_run_by_completion(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.forward.hidden_states.are_equal", lambda *args: False)
-    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer = build("gtpo")
     assert [rows for rows, _ in shapes_of_a_step(trainer)] == [GROUP]
 
 
-def test_gradient_checkpointing_may_be_enabled_after_the_first_batch(tiny: Path, tmp_path: Path) -> None:
+def test_gradient_checkpointing_may_be_enabled_after_the_first_batch(build: Any) -> None:
     """Transformers then leaves the cache empty: completions would not see their prompt."""
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    trainer = build("grpo")
+    batch = canned.batch_of(trainer)
     before, _ = trainer._logps_and_entropy(trainer.model, batch)
     assert trainer._route.is_verified and trainer._route.may_share
     trainer.model.get_base_model().gradient_checkpointing_enable()

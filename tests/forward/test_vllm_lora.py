@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from helpers.canned import make_trainer
 from peft import get_peft_model_state_dict
 from pytest import MonkeyPatch, fixture, raises
 from safetensors.torch import load_file
@@ -51,8 +50,8 @@ def server(monkeypatch: MonkeyPatch) -> Iterator[Any]:
         http.shutdown()
 
 
-def test_a_server_gets_each_adapter_by_a_new_name(server: Any, tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path / "run", **server.settings)
+def test_a_server_gets_each_adapter_by_a_new_name(server: Any, build: Any) -> None:
+    trainer = build("gtpo", "run", **server.settings)
     generation = trainer.vllm_generation
     generation.generate([[5]], None, num_generations=1)
     with torch.no_grad():
@@ -72,7 +71,7 @@ def test_a_server_gets_each_adapter_by_a_new_name(server: Any, tiny: Path, tmp_p
         torch.testing.assert_close([each[name] for each in server.weights], [weight - 1, weight])
 
 
-def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, tiny: Path, tmp_path: Path) -> None:
+def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, build: Any) -> None:
     server.status = 404
     with raises(UsageError, match=r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
-        make_trainer("gtpo", tiny, tmp_path / "run", **server.settings)
+        build("gtpo", "run", **server.settings)

@@ -150,6 +150,15 @@ def make_trainer(
     )
 
 
+def batch_of(trainer: Any, *prompts: int, size: int = GROUP, training: bool = True) -> dict[str, torch.Tensor]:
+    """The scored batch of a step on these rows of the data, equally many completions each, before TRL shuffles it."""
+    trainer.model.train(training)
+    trainer.current_gradient_accumulation_steps = 1
+    prompts = prompts or (0,)
+    rows = [trainer.train_dataset[prompt] for prompt in prompts for _ in range(size // len(prompts))]
+    return trainer._generate_and_score_completions(rows)
+
+
 def settings_of(trainer: Any) -> Settings:
     """The settings of a canned trainer, for ``attach_callbacks``."""
     return Settings("gtpo", DataArguments(dataset="own"), ModelArguments(), RunArguments(), trainer=trainer.args)
@@ -186,10 +195,7 @@ def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
     for layer in trainer.model.get_base_model().model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(trainer.model, mesh=mesh)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    rows = [trainer.train_dataset[0]] * trainer.args.per_device_train_batch_size
-    batch = trainer._generate_and_score_completions(rows)
+    batch = batch_of(trainer, size=trainer.args.per_device_train_batch_size)
     trainer.compute_loss(trainer.model, batch).backward()
     head = trainer.model.get_base_model().lm_head.weight
     assert type(head).__name__ == "DTensor" and len(head.to_local()) < len(head), "the head was not cut"

@@ -32,3 +32,8 @@ def read_settings(path: Path) -> Any:
 
 def write_settings(path: Path, values: Any) -> None:
     path.write_text(yaml.safe_dump(values), "utf-8")
+
+
+def tables_of(file: str) -> dict[str, Any]:
+    """Inputs and expected values of a test file, by the name of the test: the YAML file beside it."""
+    return read_settings(Path(file).with_suffix(".yaml"))

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from helpers.files import tables_of
 from helpers.scripts import run_process
 from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
@@ -18,6 +19,8 @@ from gtpo.models import backend
 from gtpo.models.backend import load_backend
 from gtpo.runs.script import limit_openmp_spinning
 from train_gtpo import SETTINGS
+
+TABLES = tables_of(__file__)
 
 
 @pytest.mark.parametrize("backend", ["unsloth", "vllm"])
@@ -135,13 +138,7 @@ def test_each_package_that_unsloth_patches_is_named_if_imported_early(
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ({}, {"GOMP_SPINCOUNT": "3000"}),
-        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "3000"}),
-        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
-        ({"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}),
-        ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}),
-    ],
+    TABLES["threads_spin_for_a_moment_unless_the_user_says_otherwise"],
 )
 def test_threads_spin_for_a_moment_unless_the_user_says_otherwise(
     given: dict[str, str], expected: dict[str, str]

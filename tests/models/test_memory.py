@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.files import write_settings
+from helpers.files import tables_of, write_settings
 from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
 from pytest import MonkeyPatch
@@ -39,6 +39,8 @@ from gtpo.models.memory import (
     shape_of,
     verdict,
 )
+
+TABLES = tables_of(__file__)
 
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
@@ -101,14 +103,7 @@ def test_llama_matches_published_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "weights", "lora", "graphs"),
-    [
-        ({}, None, 1.25, 1.28),  # Unsloth trains on vLLM's weights; slots and a copy of the adapter
-        ({"lora_target_modules": ["q_proj"]}, None, 0.69, 1.28),
-        ({"use_vllm": False}, None, None, None),
-        ({"vllm_mode": "server"}, None, None, None),  # on another GPU
-        ({"backend": "transformers"}, 14.96, 0.62, 1.28),
-        ({"backend": "transformers", "load_in_4bit": True}, 5.31, 0.62, 1.28),
-    ],
+    TABLES["what_vllm_holds"],
 )
 def test_what_vllm_holds(
     settings: dict[str, Any], weights: float | None, lora: float | None, graphs: float | None
@@ -173,20 +168,7 @@ def test_the_hours_on_an_h100_by_its_measured_step(argv: tuple[str, ...], expect
 
 @pytest.mark.parametrize(
     ("argv", "size", "words"),
-    [
-        # vLLM: 5.31 + 1.25 + 1.28 GiB and 0.67 of a completion are 8.51, 58 % of 14.7; training 4.6
-        ((), 14.7, "--gpu_memory_utilization 0.58"),
-        ((), 22.1, None),
-        (("--load_in_4bit", "false"), 22.1, "18.2 GiB for vLLM and 4.6 for training: lower --max_seq_length"),
-        (("--load_in_4bit", "false"), 39.5, "--gpu_memory_utilization 0.46"),  # 18.16 of 39.5
-        (("--load_in_4bit", "false"), 79.1, None),
-        (("--gpu_memory_utilization", "0.9"), 22.1, "--gpu_memory_utilization 0.39"),  # 19.9 + 4.6 > 22.1
-        # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
-        (("--use_vllm", "false"), 14.7, "17.9 GiB"),
-        (("--use_vllm", "false"), 22.1, None),
-        # vLLM's own 16-bit weights, not the float32 base: 15.0 + 1.28 + 0.67 of 0.4 x 80
-        (("--backend", "transformers", "--load_in_4bit", "false"), 80.0, None),
-    ],
+    TABLES["what_does_not_fit_and_what_it_would_take"],
 )
 def test_what_does_not_fit_and_what_it_would_take(argv: tuple[str, ...], size: float, words: str | None) -> None:
     found = verdict(KNOWN["llama"], settings_of("--G", "12", *ONE, *argv).to_dict(), size, size)

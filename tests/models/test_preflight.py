@@ -14,7 +14,7 @@ import torch
 import trl
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
-from helpers.files import write_json
+from helpers.files import tables_of, write_json
 from helpers.scripts import run_process
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
@@ -27,6 +27,8 @@ from gtpo.models import backend, preflight
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine, checks, describe_dry_run
 from train_gtpo import SETTINGS
+
+TABLES = tables_of(__file__)
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 DISK = namedtuple("DISK", "total used free")
@@ -221,16 +223,7 @@ def store(cache: Path, name: str, shards: int = 0, missing: int = 0) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shards", "missing", "in_16_bits", "in_4_bits"),
-    [
-        ("models--meta-llama--Llama-3.1-8B-Instruct", 4, 0, True, True),
-        ("models--meta-llama--Llama-3.1-8B-Instruct", 4, 1, False, False),
-        ("models--meta-llama--Llama-3.1-8B-Instruct", 0, 1, False, False),
-        ("models--unsloth--Llama-3.1-8B-Instruct-unsloth-bnb-4bit", 0, 0, False, True),
-        ("models--unsloth--Meta-Llama-3.1-8B-Instruct-bnb-4bit", 0, 0, False, True),
-        ("models--unsloth--Llama-3.1-8B-Instruct", 0, 0, False, False),
-        ("models--meta-llama--Llama-3.1-8B", 0, 0, False, False),
-        ("models--nothing--nothing", 0, 0, False, False),
-    ],
+    TABLES["without_the_hub_the_model_has_to_be_cached"],
 )
 def test_without_the_hub_the_model_has_to_be_cached(
     name: str, shards: int, missing: int, in_16_bits: bool, in_4_bits: bool, machine: Machine

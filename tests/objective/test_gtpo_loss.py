@@ -6,13 +6,12 @@ All tests run on a CPU with small tensors. The references are in reference.py an
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
-from helpers.files import read_settings
+from helpers.files import tables_of
 from helpers.objective import composed_gtpo_loss
 from helpers.reference import (
     LN2,
@@ -46,7 +45,7 @@ ROUNDING = 1e-6  # float32 and bfloat16: allowed on top of the plain computation
 
 many = settings(max_examples=2500)
 
-TABLES = read_settings(Path(__file__).with_name("tables.yaml"))
+TABLES = tables_of(__file__)
 DRAWN: dict[str, dict[str, str]] = TABLES["groups"]
 
 
@@ -98,7 +97,7 @@ class Groups:
 
 
 def drawn(table: str, pad_token: str) -> tuple[Groups, Tensor, Tensor]:
-    """A group of tables.yaml with three columns of padding, its mask and its weights."""
+    """A group of test_gtpo_loss.yaml with three columns of padding, its mask and its weights."""
     advantages = []
     completions = []
     masks = []

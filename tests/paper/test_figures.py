@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_runs import MATRIX, make_all, make_run, rows, value, write_run
+from helpers.files import tables_of
 from helpers.results import results_of
 from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
@@ -18,6 +19,8 @@ from gtpo.reports.metrics import smooth
 from paper.figures import caption, draw, draw_all, missing, table1, table_markdown
 from paper.matrix import groups_of, runs_of, scored_name
 from paper.results import read_results
+
+TABLES = tables_of(__file__)
 
 
 def lines_of(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
@@ -51,11 +54,7 @@ def test_smoothing_by_hand() -> None:
 
 @mark.parametrize(
     ("row", "panels"),
-    [
-        ({"accuracy": 1.0, "entropy": 0.1, "rewards/accuracy_reward/mean": 1.0}, ["accuracy", "entropy"]),
-        ({"entropy": 0.1, "accuracy": None, "rewards/concise/mean": 2.0}, ["rewards/concise/mean", "entropy"]),
-        ({"entropy": 0.1, "loss": 2.0}, ["loss", "entropy"]),
-    ],
+    TABLES["panels_are_those_that_a_run_logged"],
     ids=["paper's rewards", "custom reward", "sft"],
 )
 def test_panels_are_those_that_a_run_logged(row: dict[str, Any], panels: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_runs import entry, rows, write_run
-from helpers.files import read_json, write_json, write_lines
+from helpers.files import read_json, tables_of, write_json, write_lines
 from helpers.results import files_up_to, results_of
 
 from gtpo.errors import UsageError
@@ -16,6 +16,8 @@ from gtpo.files import fingerprint
 from gtpo.runs.directory import RunDirectory
 from paper.results import Results, read_results, read_wandb
 from study.storage import condense
+
+TABLES = tables_of(__file__)
 
 
 def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -123,14 +125,7 @@ SEED_2 = SEED_1 | {"adapter": "runs/gtpo-g8-s2/adapter", "label": "gtpo-g8-s2"}
 
 @pytest.mark.parametrize(
     ("look", "decides"),  # decides: between two evaluations of one run
-    [
-        ({"problems": 2}, True),
-        ({"settings": {"temperature": 0.3}}, True),
-        ({"settings": {"k": 4}}, True),
-        ({"settings": {"top_p": 0.5}}, False),
-        ({"settings": {"max_new_tokens": 9}}, False),
-        ({"settings": {"problems_hash": "others"}}, False),
-    ],
+    TABLES["a_later_evaluation_of_other_problems_or_sampling_does_not_count"],
 )
 def test_a_later_evaluation_of_other_problems_or_sampling_does_not_count(
     look: dict, decides: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -3,26 +3,18 @@
 import math
 from typing import Any
 
+from helpers.files import tables_of
 from pytest import mark
 
 from gtpo.reports.curves import arm_of, plot_training
 from gtpo.reports.metrics import smooth
 
+TABLES = tables_of(__file__)
+
 
 @mark.parametrize(
     ("method", "settings", "arm"),
-    [
-        ("gtpo", {}, "gtpo"),
-        ("gtpo", {"gamma": 0.0, "entropy_filter": "auto"}, "gtpo"),
-        ("gtpo", {"gamma": 0.1, "entropy_filter": "off"}, "gtpo"),
-        ("gtpo", {"gamma": 0.0, "entropy_filter": "off"}, "correction"),
-        ("gtpo", {"conflict_correction": False}, "entropy_control"),
-        ("gtpo", {"loss_type": "dr_grpo"}, "gtpo"),
-        ("grpo", {"loss_type": "grpo", "objective": None}, "grpo"),
-        ("grpo", {"loss_type": "dr_grpo"}, "dr_grpo"),
-        ("grpo", {"objective": "mine.py:Mine"}, "objective"),
-        ("sft", {}, "sft"),
-    ],
+    TABLES["the_arm_of_a_run"],
 )
 def test_the_arm_of_a_run(method: str, settings: dict[str, Any], arm: str) -> None:
     assert arm_of(method, settings) == arm

@@ -1,20 +1,19 @@
 """Bars over completions, which move with each token and fit 80 columns, and the bars of a training run."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import trl
-from helpers.canned import make_trainer
 
 from gtpo.runs.bars import PHASE, until_end
 from gtpo.training.trainer import GTPOTrainer
 
 
 def test_generation_has_a_bar_that_changes_no_token(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    build: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, top_k=1)  # the most likely tokens, also from TRL's sampler
+    trainer = build("gtpo", top_k=1)  # the most likely tokens, also from TRL's sampler
     prompts = trainer.processing_class(["Question?", "A longer question?"])["input_ids"]
 
     def generate() -> list[list[int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from helpers.files import read_json, read_settings
+from helpers.files import read_json, read_settings, tables_of
 from helpers.runs import checkpoint
 from helpers.settings import parsed
 from pytest import MonkeyPatch
@@ -19,6 +19,8 @@ from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, how_to_continue, start_run
+
+TABLES = tables_of(__file__)
 
 NEW = ["config.yaml", "environment.json", "run.lock"]  # the files of a run that has just been started
 
@@ -210,12 +212,7 @@ def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "argv", "command"),
-    [
-        ([], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --gamma 0.1 --overwrite"),
-        ([], ["train_gtpo.py", "--overwrite"], "python train_gtpo.py --overwrite"),
-        ([5], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --resume '{run}'"),
-        ([], ["/a b/study/__main__.py", "--overwrite"], "python -m study --overwrite"),
-    ],
+    TABLES["the_command_after_an_interruption"],
 )
 def test_the_command_after_an_interruption(
     steps: list[int], argv: list[str], command: str, tmp_path: Path, monkeypatch: MonkeyPatch

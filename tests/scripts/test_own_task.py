@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from helpers.files import read_json, write_lines
+from helpers.files import read_json, tables_of, write_lines
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
 from helpers.scripts import Ended
@@ -19,6 +19,8 @@ from gtpo.grading.algebra import math_verify_accepts
 from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
+
+TABLES = tables_of(__file__)
 
 pytestmark = pytest.mark.usefixtures("isolated_cache")
 
@@ -106,29 +108,7 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
 
 @pytest.mark.parametrize(
     ("body", "named"),
-    [
-        ("return 1.0", "1.0"),
-        ("return None", "None"),
-        ("return 'ab'", "'b'"),
-        ("return ['1', '2']", "'1'"),
-        ("return [[1.0], [2.0]]", "1.0"),
-        ("return [1.0]", "2 completions"),
-        ("return completions[2]", "IndexError"),
-        ("raise SystemExit", "SystemExit"),
-        ("return [next(iter([])) for _ in completions]", "StopIteration"),
-        ("return (1 / 0 for _ in completions)", "ZeroDivisionError"),
-        ("columns['log_metric']('z', 'abc')", "ValueError"),
-        ("columns['log_metric']('step', 1)", "'step'"),
-        ("columns['log_metric']('reward', 77)", "'reward'"),  # averaged with the run's own
-        ("columns['log_metric']('accuracy', 0.25)", "'accuracy'"),
-        ("columns['log_metric']('conflict_tokens', 1)", "'conflict_tokens'"),
-        ("columns['log_metric']('eval_runtime', 1)", "'eval_runtime'"),  # of held-out rows
-        ("columns['log_metric']('rewards/f/mean', 1)", "'rewards/f/mean'"),
-        ("columns['log_metric']('train_loss', 1)", "'train_loss'"),
-        ("columns['log_metric']('train_runtime', 1)", "'train_runtime'"),
-        ("columns['log_extra']('completion', [1, 1])", "'completion'"),
-        ("return [[1].split() for _ in completions]", r"completion\[0\]"),
-    ],
+    TABLES["what_a_reward_does_wrong_while_training_ends_in_a_sentence"],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, make_trainer, trained_weights
+from helpers.canned import GROUP, batch_of, trained_weights
 from helpers.files import read_json
 from helpers.scripts import run_process
 from safetensors.torch import load_file
@@ -48,10 +48,10 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 @pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("gtpo_trl", 0.0), ("grpo", 0.04)])
 @pytest.mark.parametrize(("processes", "batch"), [(2, 3), (4, 1)])
 def test_ten_steps_match_one_process(
-    method: str, beta: float, processes: int, batch: int, tiny: Path, tmp_path: Path
+    method: str, beta: float, processes: int, batch: int, build: Any, tiny: Path, tmp_path: Path
 ) -> None:
     settings = {"max_steps": STEPS, "beta": beta, "num_train_epochs": 2}
-    single = make_trainer(method, tiny, tmp_path / "single", **settings)
+    single = build(method, "single", **settings)
     expected = trained_weights(single)
     split = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
     out = torchrun(processes, method, tiny, tmp_path / "several", settings | split)
@@ -64,10 +64,10 @@ def test_ten_steps_match_one_process(
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), (name, other["step"])
 
 
-def test_held_out_metrics_match_one_process(tiny: Path, tmp_path: Path) -> None:
+def test_held_out_metrics_match_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
     """Five rows over two processes: four of them in an even batch, and one that both processes evaluate."""
     settings = {"held_out": 5, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "num_generations_eval": 1}
-    single = make_trainer("gtpo", tiny, tmp_path / "single", per_device_eval_batch_size=5, **settings)
+    single = build("gtpo", "single", per_device_eval_batch_size=5, **settings)
     expected = trained_weights(single)
     split = {"per_device_train_batch_size": GROUP // 2, "per_device_eval_batch_size": 2}
     out = torchrun(2, "gtpo", tiny, tmp_path / "several", settings | split)
@@ -84,7 +84,7 @@ def test_held_out_metrics_match_one_process(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_every_aggregation_matches_one_process(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_every_aggregation_matches_one_process(method: str, build: Any, tiny: Path, tmp_path: Path) -> None:
     """GRPO as TRL's trainer; bnpo depends on the micro-batches, so with one completion each it is grpo."""
     halves = {"per_device_train_batch_size": GROUP // 4, "gradient_accumulation_steps": 2}
     ones = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GROUP // 2}
@@ -93,18 +93,14 @@ def test_every_aggregation_matches_one_process(method: str, tiny: Path, tmp_path
     each = [steps | {"loss_type": loss_type} | split for loss_type, split in splits.items()]
     out = torchrun(2, method, tiny, tmp_path / "several", each)
     for number, loss_type in enumerate(["grpo", "dr_grpo", "dapo", "grpo"]):
-        single = make_trainer(
-            "trl" if method == "grpo" else method, tiny, tmp_path / "one", loss_type=loss_type, **steps
-        )
+        single = build("trl" if method == "grpo" else method, "one", loss_type=loss_type, **steps)
         assert_close(load_file(out / f"weights-{number}.safetensors"), trained_weights(single))
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_fsdp2_gradients_match_one_process(method: str, tiny: Path, tmp_path: Path) -> None:
-    single = make_trainer(method, tiny, tmp_path / "single")
-    single.model.train()
-    single.current_gradient_accumulation_steps = 1
-    batch = single._generate_and_score_completions([single.train_dataset[0]] * GROUP)
+def test_fsdp2_gradients_match_one_process(method: str, build: Any, tiny: Path, tmp_path: Path) -> None:
+    single = build(method, "single")
+    batch = batch_of(single)
     single.compute_loss(single.model, batch).backward()
     expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
     settings = {"per_device_train_batch_size": GROUP // 2}

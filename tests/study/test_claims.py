@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from helpers.files import tables_of
 from helpers.results import results_of
 from paper_world import world
 
 from paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
 from study.claims import Claim, check, read_claims, verdict
 from study.measures import Measure, SeedRuns
+
+TABLES = tables_of(__file__)
 
 MATRIX = load_matrix()
 CLAIMS = read_claims()
@@ -21,21 +24,7 @@ each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.name 
 
 @pytest.mark.parametrize(
     ("margins", "size", "expected"),
-    [  # t = 4.303 with three seeds: half width of 1, 2, 3 is 4.303 / sqrt(3) = 2.484
-        ([9.0, 10.0, 11.0], 5.0, "holds"),  # 7.516 to 12.484
-        ([2.485, 3.485, 1.485], 5.0, "holds"),  # 0.001 to 4.969: above 0, and small
-        ([2.485, 3.485, 1.485], None, "holds"),
-        ([2.483, 3.483, 1.483], 4.9, "undecided"),  # -0.001 to 4.967
-        ([2.483, 3.483, 1.483], None, "undecided"),
-        ([-2.485, -3.485, -1.485], 4.9, "does not hold"),
-        ([-1.0, 0.0, 1.0], 2.485, "no large difference"),  # -2.484 to 2.484
-        ([-1.0, 0.0, 1.0], 2.483, "undecided"),
-        ([-1.0, 0.0, 1.0], None, "undecided"),
-        ([0.0, 0.0, 0.0], 5.0, "no large difference"),  # runs that are identical
-        ([-10.0, -10.0, -10.0], None, "does not hold"),
-        ([9.0, 10.0], 5.0, "too few seeds"),
-        ([], 5.0, "not run"),
-    ],
+    TABLES["verdict"],
 )
 def test_verdict(margins: list[float], size: float | None, expected: str) -> None:
     assert verdict(margins, size) == expected

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import tables_of
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
@@ -12,6 +13,8 @@ from study import rendering
 from study.bench import Comparison, numbers_of, read_experiments, settings_of
 from study.compare import Found, plan_state, plan_text, primary_rows, refuse_dirty, state_line, table_of, works_of
 from study.storage import condense
+
+TABLES = tables_of(__file__)
 
 TWO = {"arms": ["grpo", "gtpo"], "steps": 8, "problems": 4}
 
@@ -168,14 +171,7 @@ def test_the_slope_over_bases_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("row", "expected"),
-    [
-        ({"seeds": 4, "mean": 9.0, "half_width": 1.0}, "no verdict: 4 seeds, at least 5 are needed"),
-        ({"seeds": 5, "mean": 1.0, "half_width": 1.0}, "undecided"),
-        ({"seeds": 5, "mean": 1.1, "half_width": 1.0}, "higher"),
-        ({"seeds": 5, "mean": -1.1, "half_width": 1.0}, "lower"),
-        ({"seeds": 20, "mean": -1.1, "half_width": 1.0, "holm": 0.049}, "lower"),
-        ({"seeds": 20, "mean": -1.1, "half_width": 1.0, "holm": 0.05}, "lower, but not after Holm"),
-    ],
+    TABLES["verdicts"],
 )
 def test_verdicts(row: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The macro of the page."""

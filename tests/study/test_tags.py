@@ -2,9 +2,10 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer
+from helpers.canned import batch_of, canned_group
 from transformers import AutoTokenizer
 
 from gtpo.prompts import TAGS
@@ -38,12 +39,12 @@ def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completi
     assert math.isnan(tag_logps(tag_spans(tokenizer, ids, valid, ["<x>"]), valid, logps).item())
 
 
-def test_the_metrics_of_a_step(tiny: Path, tmp_path: Path) -> None:
+def test_the_metrics_of_a_step(build: Any) -> None:
     """Each tag is the first token of every completion; a tag that no completion has is not logged."""
-    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer = build("grpo")
     first, *_ = trainer._tokenizer.convert_ids_to_tokens(canned_group(0)[0][:1])
     trainer.__class__ = with_measures(type(trainer), (first, "<x>", first, first))
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    batch = batch_of(trainer)
     assert batch["tag_spans"][0].tolist() == [[0, 1], [0, 0], [0, 1], [0, 1]]
     logps = torch.full(batch["completion_mask"].shape, -2.0)
     _, measured = trainer.objective(logps, torch.zeros_like(logps), batch)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from helpers.canned import make_trainer, reward_parity
+from helpers.canned import reward_parity
 from peft import LoraConfig, get_peft_model
 from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,24 +30,23 @@ def rows(*values: float) -> Dataset:
     return Dataset.from_dict({"prompt": [f"A row worth {value}" for value in values], "extra": [*map(str, values)]})
 
 
-def sampling(
-    method: str,
-    tiny: Path,
-    directory: Path,
-    evaluated: Any = None,
-    rewards: Any = worth,
-    train: Any = None,
-    **settings: Any,
-) -> Any:
-    trainer, config = CLASSES[method]
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    args = config(str(directory), **QUIET | SMALL | settings)
-    if method == "gtpo":
-        args.initial_entropy = 0.1
-    train = rows(1.0, 2.0, 3.0, 4.0) if train is None else train
-    sets = {"train_dataset": train, "eval_dataset": evaluated, "processing_class": tokenizer}
-    return trainer(model, rewards, args, **sets)
+@pytest.fixture
+def sampling(tiny: Path, tmp_path: Path) -> Any:
+    def sampling(method: str, evaluated: Any = None, rewards: Any = worth, train: Any = None, **settings: Any) -> Any:
+        trainer, config = CLASSES[method]
+        args = config(str(tmp_path), **QUIET | SMALL | settings)
+        if method == "gtpo":
+            args.initial_entropy = 0.1
+        return trainer(
+            AutoModelForCausalLM.from_pretrained(tiny),
+            rewards,
+            args,
+            train_dataset=rows(1.0, 2.0, 3.0, 4.0) if train is None else train,
+            eval_dataset=evaluated,
+            processing_class=AutoTokenizer.from_pretrained(tiny),
+        )
+
+    return sampling
 
 
 # Arguments
@@ -149,11 +148,11 @@ def test_a_script_moves_from_the_file_to_the_package_by_its_import(tiny: Path, t
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
-def test_several_evaluation_sets_have_names_in_the_metrics(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_several_evaluation_sets_have_names_in_the_metrics(method: str, sampling: Any) -> None:
     sets = {"one": rows(1.0, 2.0), "two": rows(4.0)}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_two_reward", "save_steps": 1}
     settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2} | best
-    trainer = sampling(method, tiny, tmp_path, sets, **settings)
+    trainer = sampling(method, sets, **settings)
     trainer.train()
     for name, reward in (("one", 1.5), ("two", 4.0)):
         found = [row[f"eval_{name}_reward"] for row in trainer.state.log_history if f"eval_{name}_reward" in row]
@@ -164,8 +163,8 @@ def test_several_evaluation_sets_have_names_in_the_metrics(method: str, tiny: Pa
     assert found["eval_three_reward"] == 8.0 and "eval_three_loss" in found and "eval_loss" not in found
 
 
-def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(tiny: Path, tmp_path: Path) -> None:
-    trainer = sampling("grpo", tiny, tmp_path)
+def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(sampling: Any) -> None:
+    trainer = sampling("grpo")
     found = trainer.evaluate(rows(1.0, 2.0), metric_key_prefix="test")
     assert found["test_reward"] == 1.5 and {"test_loss", "test_runtime"} <= found.keys()
     assert not [name for name in found if name.startswith("eval_")]
@@ -173,8 +172,8 @@ def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(tiny: Path, tmp_path
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
-def test_a_stream_is_trained_on(method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = sampling(method, tiny, tmp_path, train=rows(*range(120)).to_iterable_dataset())
+def test_a_stream_is_trained_on(method: str, sampling: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = sampling(method, train=rows(*range(120)).to_iterable_dataset())
     if method == "gtpo":
         trainer.args.initial_entropy = None
         asked: list[Any] = []
@@ -189,14 +188,14 @@ def test_a_stream_is_trained_on(method: str, tiny: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("removes", [True, False])
-def test_a_reward_sees_the_columns_of_training_in_an_evaluation(removes: bool, tiny: Path, tmp_path: Path) -> None:
+def test_a_reward_sees_the_columns_of_training_in_an_evaluation(removes: bool, sampling: Any) -> None:
     seen = []
 
     def reward(prompts: list[str], **columns: Any) -> list[float]:
         seen.append("extra" in columns)
         return worth(prompts)
 
-    trainer = sampling("grpo", tiny, tmp_path, rows(5.0), reward, remove_unused_columns=removes)
+    trainer = sampling("grpo", rows(5.0), reward, remove_unused_columns=removes)
     trainer.train()
     trainer.evaluate()
     assert seen == [not removes] * 2
@@ -206,12 +205,12 @@ def test_a_reward_sees_the_columns_of_training_in_an_evaluation(removes: bool, t
 
 
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}])
-def test_clipping_is_logged_as_by_trl(settings: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+def test_clipping_is_logged_as_by_trl(settings: dict[str, Any], build: Any) -> None:
     """Means over tokens: with micro-batches of unequal lengths TRL's is a mean of their means."""
     clipped = {"num_iterations": 2, "epsilon": 0.01, "epsilon_high": 0.02, "max_steps": 4}
     logs = []
     for method in ("grpo", "trl"):
-        trainer = make_trainer(method, tiny, tmp_path / method, **clipped, **settings)
+        trainer = build(method, method, **clipped, **settings)
         trainer.train()
         logs.append(trainer.state.log_history[:4])
     names = {name for row in logs[1] for name in row if name.startswith("clip_ratio/")}
@@ -224,8 +223,8 @@ def test_clipping_is_logged_as_by_trl(settings: dict[str, Any], tiny: Path, tmp_
 
 
 @pytest.mark.parametrize(("method", "paper"), [("grpo", "2402.03300"), ("gtpo", "2508.03772")], ids=["grpo", "gtpo"])
-def test_a_library_run_has_the_card_of_trl(method: str, paper: str, tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(method, tiny, tmp_path, save_strategy="steps", save_steps=1)
+def test_a_library_run_has_the_card_of_trl(method: str, paper: str, build: Any, tmp_path: Path) -> None:
+    trainer = build(method, save_strategy="steps", save_steps=1)
     trainer.train()
     card = (tmp_path / "README.md").read_text()
     assert paper in card and f"- {method}\n" in card.partition("# Model Card")[0]
@@ -241,9 +240,9 @@ def test_a_library_run_has_the_card_of_trl(method: str, paper: str, tiny: Path, 
     ],
     ids=["none", "nan", "raises"],
 )
-def test_a_message_to_a_library_script_names_no_flag(reward: Any, said: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_message_to_a_library_script_names_no_flag(reward: Any, said: str, sampling: Any) -> None:
     with pytest.raises(RunError, match=said) as raised:
-        sampling("grpo", tiny, tmp_path, rewards=reward).train()
+        sampling("grpo", rewards=reward).train()
     assert "--" not in str(raised.value) and "again, or from a checkpoint" in str(raised.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes
+from helpers.canned import GROUP, assert_same, batch_of, canned_group, make_trainer, weight_changes
 from helpers.reference import (
     length_mask,
     naive_completion_entropy,
@@ -23,7 +23,7 @@ from helpers.reference import (
     pad,
     unpad,
 )
-from test_trainer import batch_of, plain_logps_and_entropy
+from test_trainer import plain_logps_and_entropy
 from torch import Tensor
 
 from gtpo.training.diagnosis import conflict_push, weights_of_rows
@@ -103,7 +103,7 @@ ROWS = GROUP // 2
 STEP = {"num_generations": ROWS, "max_steps": 3}  # completions of 1 to 23 tokens
 
 
-def train(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **settings: Any) -> tuple[Any, Any]:
+def trained_at(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **settings: Any) -> tuple[Any, Any]:
     """Changes of the weights and log of three steps on groups of six, or what ``settings`` says.
 
     A trainer is built just before it trains: TRL's shuffle, which decides the micro-batches, follows the seed.
@@ -111,6 +111,11 @@ def train(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **sett
     batches = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": ROWS // micro_batch}
     trainer = make_trainer(method, tiny, folder, **(STEP | batches | settings))
     return weight_changes(trainer), trainer.state.log_history[:3]
+
+
+@pytest.fixture
+def train(tiny: Path, tmp_path: Path) -> Any:
+    return lambda method, name="", *cut, **settings: trained_at(method, tiny, tmp_path / name, *cut, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +126,7 @@ def trl_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def run(loss_type: str, iterations: int, micro_batch: int) -> tuple[Any, Any]:
         folder = tmp_path_factory.mktemp("trl")
         settings = {"loss_type": loss_type, "num_iterations": iterations} | clipping(iterations)
-        return train("trl", tiny, folder, micro_batch, **settings)
+        return trained_at("trl", tiny, folder, micro_batch, **settings)
 
     return lambda loss_type, iterations, cut: run(loss_type, iterations, cut if loss_type == "bnpo" else ROWS)
 
@@ -136,10 +141,10 @@ def clipping(iterations: int) -> dict[str, float]:
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_grpo_weights_equal_those_of_trl(
-    loss_type: str, iterations: int, micro_batch: int, trl_run: Any, tiny: Path, tmp_path: Path
+    loss_type: str, iterations: int, micro_batch: int, trl_run: Any, train: Any
 ) -> None:
     settings = {"loss_type": loss_type, "num_iterations": iterations} | clipping(iterations)
-    weights, log = train("grpo", tiny, tmp_path, micro_batch, **settings)
+    weights, log = train("grpo", "", micro_batch, **settings)
     expected, their_log = trl_run(loss_type, iterations, micro_batch)
     assert_same(weights, expected)
     if loss_type == "bnpo" or micro_batch == ROWS:
@@ -151,34 +156,30 @@ UNCLIPPED = {"epsilon": 1e6, "epsilon_high": 1e6}  # GTPO does not clip
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
-def test_dapo_divides_by_the_tokens_of_a_generation_batch_that_serves_two_steps(
-    method: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_dapo_divides_by_the_tokens_of_a_generation_batch_that_serves_two_steps(method: str, train: Any) -> None:
     settings = {"loss_type": "dapo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     settings |= {"steps_per_generation": 6, "max_steps": 4, "learning_rate": 0.003}  # unclipped, 0.03 diverges
-    theirs, _ = train("trl", tiny, tmp_path / "trl", **settings, **UNCLIPPED)
-    ours, _ = train(method, tiny, tmp_path / method, gtpo=PLAIN, **settings, **(UNCLIPPED if method == "grpo" else {}))
+    theirs, _ = train("trl", "trl", **settings, **UNCLIPPED)
+    ours, _ = train(method, method, gtpo=PLAIN, **settings, **UNCLIPPED if method == "grpo" else {})
     assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"scale_rewards": "none"}], ids=["batch", "none"])
-def test_scale_rewards_is_that_of_trl(settings: Values, tiny: Path, tmp_path: Path) -> None:
+def test_scale_rewards_is_that_of_trl(settings: Values, train: Any) -> None:
     two_groups = {"per_device_train_batch_size": GROUP}
-    theirs, _ = train("trl", tiny, tmp_path / "trl", **settings, **two_groups)
+    theirs, _ = train("trl", "trl", **settings, **two_groups)
     for method in ("grpo", "gtpo"):
-        ours, _ = train(method, tiny, tmp_path / method, gtpo=PLAIN, **settings, **two_groups)
+        ours, _ = train(method, method, gtpo=PLAIN, **settings, **two_groups)
         assert_same(ours, theirs)
-    assert_same(train("trl", tiny, tmp_path / "group", **two_groups)[0], theirs, differs=True)
+    assert_same(train("trl", "group", **two_groups)[0], theirs, differs=True)
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_gtpo_weights_do_not_depend_on_the_micro_batches(
-    loss_type: str, iterations: int, tiny: Path, tmp_path: Path
-) -> None:
+def test_gtpo_weights_do_not_depend_on_the_micro_batches(loss_type: str, iterations: int, train: Any) -> None:
     def trained(micro_batch: int, loss_type: str = loss_type) -> Tensor:
         settings = {"loss_type": loss_type, "num_iterations": iterations}
-        return train("gtpo", tiny, tmp_path / f"{micro_batch}-{loss_type}", micro_batch, **settings)[0]
+        return train("gtpo", f"{micro_batch}-{loss_type}", micro_batch, **settings)[0]
 
     whole = trained(ROWS)
     if loss_type != "bnpo":
@@ -191,8 +192,8 @@ def test_gtpo_weights_do_not_depend_on_the_micro_batches(
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_gtpo_without_its_parts_trains_as_grpo(loss_type: str, trl_run: Any, tiny: Path, tmp_path: Path) -> None:
-    weights, _ = train("gtpo", tiny, tmp_path, 2, gtpo=PLAIN, loss_type=loss_type)
+def test_gtpo_without_its_parts_trains_as_grpo(loss_type: str, trl_run: Any, train: Any) -> None:
+    weights, _ = train("gtpo", "", 2, gtpo=PLAIN, loss_type=loss_type)
     assert_same(weights, trl_run(loss_type, 1, 2)[0])
 
 
@@ -202,13 +203,12 @@ def test_gtpo_without_its_parts_trains_as_grpo(loss_type: str, trl_run: Any, tin
     [("gtpo", 2.0, "auto", 1.0), ("gtpo", 1.0, "negative_only", 0.7), ("grpo", 2.0, "off", 0.7)],
 )
 def test_a_step_is_the_naive_objective(
-    method: str, positive_weight: float, mode: str, temperature: float, loss_type: str, tiny: Path, tmp_path: Path
+    method: str, positive_weight: float, mode: str, temperature: float, loss_type: str, build: Any
 ) -> None:
     """Loss and logged metrics, in float64 from the plain logits; two prompts of half a group each."""
     settings: Values = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
     correction = {"entropy_filter": mode, "conflict_positive_weight": positive_weight}
-    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, temperature=temperature, **settings)
-    trainer.model.train()
+    trainer = build(method, gtpo=correction, temperature=temperature, **settings)
     batch = batch_of(trainer, 0, 1)
     completions = canned_group(0)
     advantages = batch["advantages"].tolist()
@@ -255,12 +255,11 @@ def test_a_step_is_the_naive_objective(
 @pytest.mark.parametrize("zero_advantage", ["entropy", "skip"])
 @pytest.mark.parametrize("conflict_correction", [True, False])
 def test_a_completion_at_the_mean_is_penalized_or_skipped(
-    conflict_correction: bool, zero_advantage: str, tiny: Path, tmp_path: Path
+    conflict_correction: bool, zero_advantage: str, build: Any
 ) -> None:
     """Skipped, its strength A - gamma <H> is 0: as if the filter had dropped it."""
     gtpo = {"zero_advantage": zero_advantage, "entropy_filter": "off", "conflict_correction": conflict_correction}
-    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo, num_generations=ROWS, max_completion_length=40)
-    trainer.model.train()
+    trainer = build("gtpo", gtpo=gtpo, num_generations=ROWS, max_completion_length=40)
     batch = batch_of(trainer, 0, 1)
     batch["advantages"][::2] = 0.0
     advantages = batch["advantages"].tolist()
@@ -292,10 +291,9 @@ def test_a_completion_at_the_mean_is_penalized_or_skipped(
     ],
 )
 def test_conflict_tokens_of_advantage_zero_learn_from_penalty_and_kl(
-    method: str, settings: Values, learns: bool, tiny: Path, tmp_path: Path
+    method: str, settings: Values, learns: bool, build: Any
 ) -> None:
-    trainer = make_trainer(method, tiny, tmp_path, **settings)
-    trainer.model.train()
+    trainer = build(method, **settings)
     batch = batch_of(trainer)
     batch |= {"advantages": torch.zeros(GROUP), "conflict_mask": batch["completion_mask"].bool()}
     if "ref_per_token_logps" in batch:
@@ -306,10 +304,9 @@ def test_conflict_tokens_of_advantage_zero_learn_from_penalty_and_kl(
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_only_training_divides_by_the_accumulation_steps(loss_type: str, tiny: Path, tmp_path: Path) -> None:
+def test_only_training_divides_by_the_accumulation_steps(loss_type: str, build: Any) -> None:
     six = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6}
-    trainer = make_trainer("grpo", tiny, tmp_path, loss_type=loss_type, **six)
-    trainer.model.train()
+    trainer = build("grpo", loss_type=loss_type, **six)
     batch = batch_of(trainer, 0, 1)
     losses = {}
     for is_training, steps in ((True, 1), (True, 6), (False, 6)):
@@ -321,12 +318,10 @@ def test_only_training_divides_by_the_accumulation_steps(loss_type: str, tiny: P
     assert losses[False, 6] == pytest.approx(losses[True, 6 if loss_type == "dapo" else 1], rel=1e-5)
 
 
-def test_an_objective_that_is_not_the_papers_is_named(
-    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_trainer("gtpo", tiny, tmp_path / "paper")
+def test_an_objective_that_is_not_the_papers_is_named(build: Any, caplog: pytest.LogCaptureFixture) -> None:
+    build("gtpo", "paper")
     assert not caplog.messages
-    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none", steps_per_generation=2)
+    build("gtpo", "other", loss_type="dr_grpo", scale_rewards="none", steps_per_generation=2)
     (message,) = caplog.messages
     assert "loss_type='dr_grpo'" in message and "scale_rewards='none'" in message and "correction" not in message
     assert "steps_per_generation=2 (the paper: 1)" in message
@@ -373,16 +368,14 @@ def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[l
     ),
 )
 def test_the_correction_of_the_sampler_is_that_of_trl(
-    mode: str, loss_type: str, iterations: int, sampled: list, tiny: Path, tmp_path: Path
+    mode: str, loss_type: str, iterations: int, sampled: list, build: Any
 ) -> None:
     settings = {"loss_type": loss_type, "num_iterations": iterations, "num_generations": ROWS, "max_steps": 3}
     settings |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_min": 0.5}
 
     def trained(method: str, **other: Any) -> tuple[Tensor, dict[str, float]]:
         clip = {} if method == "gtpo" else UNCLIPPED
-        trainer = make_trainer(
-            method, tiny, tmp_path / f"{method}{len(other)}", gtpo=PLAIN, **settings, **clip, **other
-        )
+        trainer = build(method, f"{method}{len(other)}", gtpo=PLAIN, **settings, **clip, **other)
         return weight_changes(with_sampler(trainer, sampled)), trainer.state.log_history[0]
 
     theirs, log = trained("trl")

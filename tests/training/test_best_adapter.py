@@ -1,13 +1,14 @@
 """The best adapter: which step is selected, and that the saved adapter is that step's."""
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.canned import make_trainer, trained_weights
-from helpers.files import read_json, write_json
+from helpers.canned import trained_weights
+from helpers.files import read_json, tables_of, write_json
 from peft import PeftModel
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -19,14 +20,15 @@ from gtpo.runs.directory import RunDirectory
 from gtpo.training import callbacks
 from gtpo.training.callbacks import BestAdapter
 
+TABLES = tables_of(__file__)
+
 
 class FakeTraining:
     """Feeds accuracies to the callback, one per step; the adapter's weights equal the step number."""
 
-    def __init__(self, directory: Path, tiny: Path, max_steps: int, metric: str | None = None) -> None:
-        self.trainer = make_trainer("grpo", tiny, directory)
-        self.model = self.trainer.model
-        self.callback = BestAdapter(RunDirectory(directory), self.trainer.processing_class, metric)
+    def __init__(self, trainer: Any, max_steps: int, metric: str | None = None) -> None:
+        self.model = trainer.model
+        self.callback = BestAdapter(RunDirectory(trainer.args.output_dir), trainer.processing_class, metric)
         self.state = TrainerState(max_steps=max_steps)
 
     def step(self, accuracy: float) -> None:
@@ -42,6 +44,11 @@ class FakeTraining:
         getattr(self.callback, event)(args, self.state, TrainerControl(), model=self.model, **kwargs)
 
 
+@pytest.fixture
+def fake_training(build: Any) -> Any:
+    return functools.partial(FakeTraining, build("grpo"))
+
+
 def stored_step(directory: Path) -> float:
     weights = load_file(directory / "best" / "adapter_model.safetensors")
     values = {weight.unique().item() for name, weight in weights.items() if "lora_B" in name}
@@ -49,9 +56,11 @@ def stored_step(directory: Path) -> float:
     return values.pop()
 
 
-def test_the_best_step_is_kept_when_later_steps_are_worse(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_best_step_is_kept_when_later_steps_are_worse(
+    fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
-    run = FakeTraining(tmp_path, tiny, max_steps=100)
+    run = fake_training(max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
         run.step(accuracy)
     assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
@@ -64,8 +73,8 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(tiny: Path, tmp_path: 
     assert stored_step(tmp_path) == 6
 
 
-def test_a_held_out_loss_that_is_no_number_is_not_the_best(tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=8, metric="eval_loss")
+def test_a_held_out_loss_that_is_no_number_is_not_the_best(fake_training: Any) -> None:
+    run = fake_training(max_steps=8, metric="eval_loss")
     for loss in (float("nan"), 0.5, float("nan"), 0.7):
         run.step(0)
         run.call("on_evaluate", metrics={"eval_loss": loss})
@@ -83,28 +92,26 @@ def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tm
 
 @pytest.mark.parametrize(
     ("max_steps", "accuracies", "best"),
-    [
-        (17, (90, 30, 60, 80, 10), {"accuracy": 70.0, "step": 4}),  # an eighth, 2 steps: means 60, 45, 70, 45
-        (17, (80, 0, 10), {"accuracy": 40.0, "step": 2}),  # the first full window
-        (1, (50, 50), {"accuracy": 50.0, "step": 1}),  # the first of equal ones
-    ],
+    TABLES["a_short_run_averages_an_eighth_of_its_steps"],
 )
 def test_a_short_run_averages_an_eighth_of_its_steps(
-    max_steps: int, accuracies: tuple[int, ...], best: dict[str, float], tiny: Path, tmp_path: Path
+    max_steps: int, accuracies: tuple[int, ...], best: dict[str, float], fake_training: Any, tmp_path: Path
 ) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps)
+    run = fake_training(max_steps)
     for accuracy in accuracies:
         run.step(accuracy)
     run.call("on_train_end")
     assert read_json(tmp_path / "best" / "best.json") == best and stored_step(tmp_path) == best["step"]
 
 
-def test_a_resumed_run_restores_its_window_and_best_step(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_resumed_run_restores_its_window_and_best_step(
+    fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
-    run = FakeTraining(tmp_path, tiny, max_steps=100)
+    run = fake_training(max_steps=100)
     run.state.global_step = 2
     run.call("on_train_begin")
     run.step(5)  # mean of 50 and 5: no new best
@@ -113,8 +120,8 @@ def test_a_resumed_run_restores_its_window_and_best_step(tiny: Path, tmp_path: P
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
 
 
-def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
+def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(build: Any, tiny: Path, tmp_path: Path) -> None:
+    trainer = build("grpo", max_steps=1)
     callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
     trainer.add_callback(callback)
     trained = trained_weights(trainer)
@@ -128,8 +135,8 @@ def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tm
     assert AutoTokenizer.from_pretrained(tmp_path / "best").chat_template
 
 
-def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=1)
+def test_the_accuracy_selects_before_the_reward(fake_training: Any) -> None:
+    run = fake_training(max_steps=1)
     for accuracy, reward in ((50.0, 3.0), (40.0, 20.0)):
         run.state.global_step += 1
         run.callback.recent.clear()
@@ -164,9 +171,9 @@ def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: Mo
     ],
 )
 def test_held_out_rows_select_without_smoothing(
-    metric: str, values: tuple[float, ...], best: int, tiny: Path, tmp_path: Path
+    metric: str, values: tuple[float, ...], best: int, fake_training: Any, tmp_path: Path
 ) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=1000, metric=metric)
+    run = fake_training(max_steps=1000, metric=metric)
     name = f"eval_{metric.removeprefix('eval_')}"
     for step, value in enumerate(values, 1):
         run.step(100.0 - step)  # of training: does not count
@@ -178,12 +185,12 @@ def test_held_out_rows_select_without_smoothing(
 
 @pytest.mark.parametrize(("stored", "value", "is_new"), [("eval_accuracy", 45.0, False), ("accuracy", 45.0, True)])
 def test_a_resumed_run_keeps_its_best_evaluation(
-    stored: str, value: float, is_new: bool, tiny: Path, tmp_path: Path
+    stored: str, value: float, is_new: bool, fake_training: Any, tmp_path: Path
 ) -> None:
     """Not the accuracy of training that a run without held-out rows has stored."""
     (tmp_path / "best").mkdir()
     write_json(tmp_path / "best" / "best.json", {stored: 50.0, "step": 2})
-    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
+    run = fake_training(max_steps=10, metric="eval_accuracy")
     run.state.global_step = 2
     run.call("on_train_begin")
     run.step(100.0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trl
 import yaml
-from helpers.canned import make_trainer
 from helpers.files import write_json, write_lines
 from helpers.scripts import Ended
 from helpers.settings import parsed
@@ -117,9 +116,9 @@ def test_the_quick_start_has_the_system_prompt_of_the_training_rows(adapter: Pat
 
 @pytest.mark.slow
 def test_the_quick_start_works_when_pasted_in_another_directory(
-    tiny: Path, tmp_path: Path, run_script: Callable[..., Ended]
+    build: Any, tiny: Path, tmp_path: Path, run_script: Callable[..., Ended]
 ) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path / "a run's")
+    trainer = build("gtpo", "a run's")
     settings = settings_of(tmp_path / "a run's", "--model", str(tiny), "--merge", "16bit")
     settings.given["max_completion_length"] = 4
     save_adapter(trainer, settings, RunDirectory(settings.output_dir))

@@ -1,13 +1,12 @@
 """What a group says about its tokens, against naive references; the checks of a sampler against policy and base."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer
+from helpers.canned import GROUP, canned_group
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
 from pytest import MonkeyPatch
 
@@ -41,15 +40,14 @@ def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
     return trainer
 
 
-def first_row(tiny: Path, folder: Path) -> Any:
-    """What one step of GRPO logs."""
-    trainer = make_trainer("grpo", tiny, folder)
+def first_row(trainer: Any) -> Any:
+    """What one step logs."""
     trainer.train()
     return trainer.state.log_history[0]
 
 
-def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> None:
-    row = first_row(tiny, tmp_path)
+def test_the_metrics_equal_the_naive_references(build: Any) -> None:
+    row = first_row(build("grpo"))
     completions = canned_group(0)
     rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
@@ -65,9 +63,9 @@ def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> N
         assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_entropy_is_a_mean_over_completions(tiny: Path, tmp_path: Path) -> None:
-    row = first_row(tiny, tmp_path / "trained")
-    trainer = make_trainer("trl", tiny, tmp_path / "untrained")
+def test_the_entropy_is_a_mean_over_completions(build: Any) -> None:
+    row = first_row(build("grpo", "trained"))
+    trainer = build("trl", "untrained")
     prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
     entropies = []
     for completion in canned_group(0):
@@ -89,20 +87,18 @@ def untrained_adapter(trainer: Any) -> Any:
     return trainer
 
 
-def test_a_stale_sampler_is_named_at_step_1(tiny: Path, tmp_path: Path) -> None:
+def test_a_stale_sampler_is_named_at_step_1(build: Any) -> None:
     """The adapter starts as the base model; the sampler never gets it."""
-    trainer = with_sampler(untrained_adapter(make_trainer("grpo", tiny, tmp_path, max_steps=4)), in_sync=False)
+    trainer = with_sampler(untrained_adapter(build("grpo", max_steps=4)), in_sync=False)
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 1: "):
         trainer.train()
     assert trainer.state.global_step == 1
 
 
 @pytest.mark.parametrize("method", ["trl", "gtpo"])
-def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
-    method: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(method: str, build: Any) -> None:
     """At the paper's learning rate the adapter would differ from the base model hundreds of steps later."""
-    trainer = with_sampler(untrained_adapter(make_trainer(method, tiny, tmp_path, learning_rate=1e-6)), in_sync=False)
+    trainer = with_sampler(untrained_adapter(build(method, learning_rate=1e-6)), in_sync=False)
     trainer.use_vllm = True
     trainer._last_loaded_step = -1
     if method == "trl":
@@ -112,8 +108,8 @@ def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
     assert all(not weight.any() for name, weight in trainer.model.named_parameters() if "lora_B" in name)
 
 
-def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> None:
-    trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path)))
+def test_the_probe_of_a_sampler_leaves_no_trace(build: Any) -> None:
+    trainer = with_sampler(untrained_adapter(build("trl")))
     trainer.use_vllm = True
     trainer._last_loaded_step = 0  # the initial entropy was measured with the engine
     before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
@@ -138,9 +134,9 @@ def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> N
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_sampler_in_sync_passes(build: Any, monkeypatch: MonkeyPatch) -> None:
     """Each check is made with the rollouts of its step."""
-    trainer = with_sampler(untrained_adapter(make_trainer("grpo", tiny, tmp_path, max_steps=6)))
+    trainer = with_sampler(untrained_adapter(build("grpo", max_steps=6)))
     steps: list[int] = []
 
     def checked(trainer: Any, batch: Any) -> None:
@@ -173,10 +169,8 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
 
 
 @pytest.mark.parametrize(("target_modules", "with_logps"), [(None, True), (("q_proj",), False)])
-def test_without_adapter_or_sampler_nothing_is_checked(
-    target_modules: Any, with_logps: bool, tiny: Path, tmp_path: Path
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path, target_modules=target_modules, max_steps=2, learning_rate=1e-4)
+def test_without_adapter_or_sampler_nothing_is_checked(target_modules: Any, with_logps: bool, build: Any) -> None:
+    trainer = build("grpo", target_modules=target_modules, max_steps=2, learning_rate=1e-4)
     if with_logps:
         with_sampler(trainer)
     trainer.train()

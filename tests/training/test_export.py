@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import canned
-from helpers.canned import make_trainer
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -33,9 +32,9 @@ def save(trainer: Any, settings: Settings) -> None:
 
 
 @pytest.fixture
-def trained(tiny: Path, tmp_path: Path) -> Trained:
+def trained(build: Any, tmp_path: Path) -> Trained:
     """A trainer with a non-zero adapter, and its run directory."""
-    trainer = make_trainer("gtpo", tiny, tmp_path / "run")
+    trainer = build("gtpo", "run")
     generator = torch.Generator().manual_seed(0)
     for name, weight in trainer.model.named_parameters():
         if "lora_B" in name:
@@ -128,8 +127,8 @@ def test_a_failed_upload_error_names_the_adapter_directory(
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
 
 
-def test_the_reference_adapter_of_the_kl_term_is_not_published(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path / "run", beta=0.04)
+def test_the_reference_adapter_of_the_kl_term_is_not_published(build: Any, tmp_path: Path) -> None:
+    trainer = build("grpo", "run", beta=0.04)
     trainer.save_model(str(tmp_path / "as_trl_saves"))
     assert (tmp_path / "as_trl_saves" / "ref").is_dir()
     save(trainer, canned.settings_of(trainer))

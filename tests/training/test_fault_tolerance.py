@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset
-from helpers.canned import GROUP, canned_group, make_trainer, settings_of
+from helpers.canned import GROUP, batch_of, canned_group, settings_of
 from helpers.files import read_json
 from helpers.scripts import ROOT, run_process
 from pytest import MonkeyPatch
@@ -45,12 +45,17 @@ from gtpo.training.loop import attach_callbacks, train
 Weights = dict[str, torch.Tensor]
 
 
-def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
-    """A canned trainer with the callbacks of a run, and an existing run directory."""
-    directory.mkdir(exist_ok=True)
-    trainer = make_trainer(method, tiny, directory, save_strategy="steps", save_steps=1, **settings)
-    attach_callbacks(trainer, settings_of(trainer), RunDirectory(directory))
-    return trainer
+@pytest.fixture
+def tracked(build: Any, tmp_path: Path) -> Any:
+    """``tracked(method, name="run", **settings)``: a canned trainer with the callbacks of a run and its directory."""
+
+    def tracked(method: str, name: str = "run", **settings: Any) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        trainer = build(method, name, save_strategy="steps", save_steps=1, **settings)
+        attach_callbacks(trainer, settings_of(trainer), RunDirectory(tmp_path / name))
+        return trainer
+
+    return tracked
 
 
 def weights(checkpoint: Path) -> Weights:
@@ -95,9 +100,9 @@ def of_a_script(run: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = tracked(method, tiny, run, max_steps=5)
+    trainer = tracked(method, max_steps=5)
     of_a_script(run)
     trainer.add_callback(Poison(2))
     with pytest.raises(RunError, match=f"step 3.*{run}/not-finite-step-3.*--resume {run}"):
@@ -110,9 +115,9 @@ def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: 
     assert [line["step"] for line in logged(run)] == [1, 2]
 
 
-def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> None:
+def test_a_non_finite_gradient_is_not_applied(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = tracked("gtpo", tiny, run, max_steps=5, max_grad_norm=1.0)
+    trainer = tracked("gtpo", max_steps=5, max_grad_norm=1.0)
     name, weight = next((n, w) for n, w in trainer.model.named_parameters() if "lora_B" in n)
     weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
     with pytest.raises(RunError, match=r"gradient.*lora_B.*step 2"):
@@ -121,8 +126,8 @@ def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> Non
     assert (run / "not-finite-step-2" / "batch-0.safetensors").is_file()
 
 
-def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path)
+def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(build: Any) -> None:
+    trainer = build("gtpo")
     weight = next(w for n, w in trainer.model.named_parameters() if "lora_B" in n)
     weight.grad = torch.full_like(weight, float("inf"))
     options = {"state": trainer.state, "control": trainer.control, "model": trainer.model}
@@ -137,11 +142,11 @@ def assert_nothing_saved(run: Path) -> None:
     assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
 
 
-def test_weights_that_an_update_makes_non_finite_are_not_saved(tiny: Path, tmp_path: Path) -> None:
+def test_weights_that_an_update_makes_non_finite_are_not_saved(tracked: Any, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {"learning_rate": float("inf"), "max_steps": 2}
     with pytest.raises(RunError, match=r"weight.*lora.*step 1.*start again"):
-        tracked("gtpo", tiny, run, **settings).train()
+        tracked("gtpo", **settings).train()
     assert_nothing_saved(run)
     assert load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"].shape[0] == GROUP
     settings |= {"lr_scheduler_type": "constant", "optim": "sgd", "save_steps": 1, "report_to": "none"}
@@ -166,7 +171,9 @@ def test_weights_that_an_update_makes_non_finite_are_not_saved(tiny: Path, tmp_p
         (1e30, False, r"1e\+30"),  # its square overflows: A = 0 for the whole group
     ],
 )
-def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_non_finite_reward_stops_the_run(
+    value: float, is_async: bool, what: str, tracked: Any, tmp_path: Path
+) -> None:
     def mine(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float | None]:
         return [value if trainer_state.global_step == 1 and row == 3 else float(row % 3) for row in range(GROUP)]
 
@@ -174,7 +181,7 @@ def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: s
         return mine(**columns)
 
     run = tmp_path / "run"
-    trainer = tracked("gtpo", tiny, run, max_steps=3)
+    trainer = tracked("gtpo", max_steps=3)
     trainer.reward_funcs = [mine_async if is_async else mine]
     trainer.reward_func_names = ["mine"]
     if is_async:
@@ -188,9 +195,9 @@ def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: s
     assert float(rows[3]["mine"]) == pytest.approx(value, nan_ok=True) and rows[2]["mine"] == 2.0
 
 
-def test_none_is_no_reward_and_a_batch_needs_one(tiny: Path, tmp_path: Path) -> None:
+def test_none_is_no_reward_and_a_batch_needs_one(build: Any) -> None:
     """TRL alone trains on with rewards of 0."""
-    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer = build("gtpo")
     trainer.model.train()
     none, some, ones = (
         checked_reward(lambda values=values, **columns: values)
@@ -202,7 +209,7 @@ def test_none_is_no_reward_and_a_batch_needs_one(tiny: Path, tmp_path: Path) -> 
         trainer.reward_func_names = ["mine", "other"][: len(functions)]
         trainer.reward_weights = torch.ones(len(functions))
         trainer.reward_processing_classes = [None] * len(functions)
-        return trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["advantages"]
+        return batch_of(trainer)["advantages"]
 
     found = advantages(some)
     assert found[3] == 0 and (found != 0).sum() > GROUP // 2
@@ -212,9 +219,9 @@ def test_none_is_no_reward_and_a_batch_needs_one(tiny: Path, tmp_path: Path) -> 
 
 
 def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    tracked: Any, monkeypatch: MonkeyPatch
 ) -> None:
-    trainer = tracked("gtpo", tiny, tmp_path / "run")
+    trainer = tracked("gtpo")
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     monkeypatch.setattr(callbacks, "any_process", lambda here, device: True)
     with pytest.raises(RunError, match="gradient"):
@@ -231,8 +238,8 @@ class Hostile:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_no_code_of_a_checkpoint_is_executed(name: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
+def test_no_code_of_a_checkpoint_is_executed(name: str, tracked: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    trainer = tracked("gtpo", max_steps=1)
     trainer.train()
     trainer.args.max_steps = 2
     checkpoint = tmp_path / "run" / "checkpoint-1"
@@ -244,22 +251,22 @@ def test_no_code_of_a_checkpoint_is_executed(name: str, tiny: Path, tmp_path: Pa
     assert not (tmp_path / "executed").exists() and trainer.state.global_step < 2
 
 
-def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
-    tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
+def test_a_checkpoint_needs_the_reference_adapter_too(tracked: Any, tmp_path: Path) -> None:
+    tracked("grpo", max_steps=1, beta=0.04).train()
     assert complete(tmp_path / "run") == ["checkpoint-1"]
     assert not (tmp_path / "run" / "best" / "ref").exists()  # best/ is the policy alone
     (tmp_path / "run" / "checkpoint-1" / "ref" / "adapter_model.safetensors").write_bytes(b"")
     assert complete(tmp_path / "run") == []
 
 
-def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tracked: Any, tmp_path: Path) -> None:
     """The reference policy is an adapter too; the optimizer and the schedule have states."""
     settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
     uninterrupted = tmp_path / "uninterrupted"
     restarted = tmp_path / "restarted"
     for run in (uninterrupted, restarted):
-        tracked("grpo", tiny, run, **settings).train()
-    tracked("grpo", tiny, restarted, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))
+        tracked("grpo", run.name, **settings).train()
+    tracked("grpo", restarted.name, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))
     assert same(weights(restarted / "checkpoint-4"), weights(uninterrupted / "checkpoint-4"))
     times = {"step_time", "tokens_per_second"}
     lines = [
@@ -348,10 +355,10 @@ def test_sighup_stays_ignored_under_nohup(ignored: bool) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Path, tmp_path: Path) -> None:
+def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: Any) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
-    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=2)
+    trainer = tracked("gtpo", max_steps=2)
     during: list[Any] = []
 
     class Note(TrainerCallback):

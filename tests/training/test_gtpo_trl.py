@@ -11,12 +11,15 @@ import pytest
 import torch
 import trl
 from accelerate import Accelerator
-from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.canned import GROUP, canned_group, trained_weights
+from helpers.files import tables_of
 from helpers.scripts import ROOT
 from pytest import MonkeyPatch
 
 from examples.gtpo_trl import GTPOConfig
 from gtpo_loss import completion_entropy
+
+TABLES = tables_of(__file__)
 
 ATOL = 1e-6  # on weights after three steps at learning rate 0.03; observed 3e-8
 STEPS = {"max_steps": 3}
@@ -29,10 +32,16 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], d
     assert (gap > 100 * ATOL) if differs else (gap <= ATOL), gap
 
 
-def train(method: str, tiny: Path, folder: Path, **settings: Any) -> tuple[dict[str, torch.Tensor], list[dict]]:
-    trainer = make_trainer(method, tiny, folder / method, **(STEPS | settings))
-    weights = trained_weights(trainer)
-    return weights, [row for row in trainer.state.log_history if "loss" in row]
+@pytest.fixture
+def train(build: Any) -> Any:
+    """Weights and log of three steps."""
+
+    def train(method: str, **settings: Any) -> tuple[dict[str, torch.Tensor], list[dict]]:
+        trainer = build(method, method, **(STEPS | settings))
+        weights = trained_weights(trainer)
+        return weights, [row for row in trainer.state.log_history if "loss" in row]
+
+    return train
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -50,9 +59,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_steps_equal_those_of_our_trainer(case: str, tiny: Path, tmp_path: Path) -> None:
-    mine, log = train("gtpo_trl", tiny, tmp_path, **CASES[case])
-    ours, our_log = train("gtpo", tiny, tmp_path, **CASES[case])
+def test_three_steps_equal_those_of_our_trainer(case: str, train: Any) -> None:
+    mine, log = train("gtpo_trl", **CASES[case])
+    ours, our_log = train("gtpo", **CASES[case])
     assert_same(mine, ours)
     assert len(log) == len(our_log) == 3
     for row, other in zip(log, our_log, strict=True):
@@ -61,20 +70,20 @@ def test_three_steps_equal_those_of_our_trainer(case: str, tiny: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_every_case_differs_from_the_paper(tiny: Path, tmp_path: Path) -> None:
+def test_every_case_differs_from_the_paper(train: Any) -> None:
     """Cases that equal each other would test one of the two only."""
-    papers, _ = train("gtpo_trl", tiny, tmp_path)
+    papers, _ = train("gtpo_trl")
     for case, settings in CASES.items():
         if case not in ("the paper", "micro-batches"):
-            assert_same(train("gtpo_trl", tiny, tmp_path, **settings)[0], papers, differs=True)
+            assert_same(train("gtpo_trl", **settings)[0], papers, differs=True)
 
 
-def test_the_importance_weights_of_the_sampler_enter_the_loss(tiny: Path, tmp_path: Path) -> None:
+def test_the_importance_weights_of_the_sampler_enter_the_loss(build: Any, train: Any) -> None:
     """vLLM's log-probabilities, which are those of a uniform policy here: ratios of 0.05 to 20."""
     trained = []
     for method in ("gtpo_trl", "gtpo"):
         settings = {"vllm_importance_sampling_mode": "token_truncate", "max_steps": 2}
-        trainer = make_trainer(method, tiny, tmp_path / method, **settings)
+        trainer = build(method, method, **settings)
 
         def sample(prompt_ids: Any, *args: Any, trainer: Any = trainer, **kwargs: Any) -> tuple[Any, Any]:
             group = canned_group(trainer.state.global_step)
@@ -87,15 +96,15 @@ def test_the_importance_weights_of_the_sampler_enter_the_loss(tiny: Path, tmp_pa
         trainer._is_first_batch = False
         trained.append(trained_weights(trainer))
     assert_same(*trained)
-    assert_same(trained[0], train("gtpo_trl", tiny, tmp_path, max_steps=2)[0], differs=True)
+    assert_same(trained[0], train("gtpo_trl", max_steps=2)[0], differs=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [GROUP, 3])
-def test_the_initial_entropy_is_measured_once_before_training(rows: int, tiny: Path, tmp_path: Path) -> None:
+def test_the_initial_entropy_is_measured_once_before_training(rows: int, build: Any) -> None:
     settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": GROUP // rows, "max_steps": 2}
-    trainer = make_trainer("gtpo_trl", tiny, tmp_path / "mine", gtpo={"initial_entropy": None}, **settings)
-    untrained = make_trainer("gtpo", tiny, tmp_path / "ours", gtpo={"initial_entropy": None})
+    trainer = build("gtpo_trl", "mine", gtpo={"initial_entropy": None}, **settings)
+    untrained = build("gtpo", "ours", gtpo={"initial_entropy": None})
     chunks = [range(start, min(start + rows, 8)) for start in range(0, 8, rows)]  # 8 prompts, canned by their place
     prompts = untrained._tokenize_prompts(list(untrained.train_dataset["prompt"]))[0]
     completions = [canned_group(1000, size=len(chunk))[place] for chunk in chunks for place in range(len(chunk))]
@@ -119,12 +128,12 @@ def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(tiny: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(build: Any, tmp_path: Path) -> None:
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 4}
     settings |= {"gtpo": {"initial_entropy": None, "entropy_filter": "auto", "entropy_threshold": 5.05}}
-    trainer = make_trainer("gtpo_trl", tiny, tmp_path / "run", **settings)
+    trainer = build("gtpo_trl", "run", **settings)
     expected = trained_weights(trainer)
-    resumed = make_trainer("gtpo_trl", tiny, tmp_path / "run", **settings)
+    resumed = build("gtpo_trl", "run", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     rows = [[row for row in each.state.log_history if "initial_entropy" in row] for each in (trainer, resumed)]
     assert rows[0] == rows[1] and len(rows[0]) == 1
@@ -132,46 +141,32 @@ def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(tiny: Path, tmp
     assert_same(found, expected)
 
 
-def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
+def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("gtpo_trl", gtpo={"initial_entropy": None})
     with monkeypatch.context() as patch:  # three processes have nine rows of eight prompts
         patch.setattr(Accelerator, "num_processes", 3)
         patch.setattr(trainer.accelerator, "gather", lambda means: torch.arange(9.0))
         assert trainer._measure_initial_entropy() == 3.5
     trainer.state.global_step = 7
     with pytest.raises(ValueError, match="the policy is trained: set initial_entropy"):
-        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+        batch_of(trainer)
     trainer.args.initial_entropy = 0.5  # set: it would win over a measured one
-    trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    batch_of(trainer)
     trainer.state.log_history.append({"initial_entropy": 0.9, "step": 0})
     assert trainer._initial_entropy() == 0.5 and len(trainer.state.log_history) == 1
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"beta": 0.04}, r"GTPO has no beta = 0.04: expected 0.0"),
-        ({"loss_type": "dapo"}, "GTPO has no loss_type = 'dapo': expected 'grpo'"),
-        ({"epsilon_high": 0.28}, "GTPO has no epsilon_high = 0.28: expected None"),
-        ({"epsilon": 0.1}, "GTPO has no epsilon = 0.1: expected 0.2"),
-        ({"mask_truncated_completions": True}, "GTPO has no mask_truncated_completions = True: expected False"),
-        ({"top_entropy_quantile": 0.2}, "GTPO has no top_entropy_quantile = 0.2: expected 1.0"),
-        ({"entropy_coef": 0.01}, "GTPO has no entropy_coef = 0.01: expected 0.0"),
-        ({"importance_sampling_level": "sequence"}, "GTPO has no importance_sampling_level = 'sequence'"),
-        ({"conflict_span": "last"}, "conflict_span 'last' is unknown: pick one of anchored, first_run, common"),
-        ({"zero_advantage": "no"}, "zero_advantage 'no' is unknown: pick one of entropy, skip"),
-        ({"entropy_filter": "yes"}, "entropy_filter 'yes' is unknown: pick one of auto, on, off, negative_only"),
-    ],
+    TABLES["settings_that_change_the_objective_are_refused"],
 )
 def test_settings_that_change_the_objective_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         GTPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
-def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = make_trainer("gtpo_trl", tiny, tmp_path)
+def test_tools_and_images_are_refused(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("gtpo_trl")
     scored = trl.GRPOTrainer._generate_and_score_completions
     monkeypatch.setattr(
         trl.GRPOTrainer,
@@ -179,7 +174,7 @@ def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: M
         lambda self, inputs: (batch := scored(self, inputs)) | {"tool_mask": batch["completion_mask"]},
     )
     with pytest.raises(ValueError, match="does not support tool_mask: use text and no tools"):
-        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+        batch_of(trainer)
 
 
 def test_the_example_imports_nothing_else_of_ours() -> None:
@@ -213,13 +208,13 @@ def test_a_trl_that_was_not_tested_is_named(monkeypatch: MonkeyPatch, recwarn: p
         execute_with(monkeypatch, __version__="1.18.0")
 
 
-def test_environments_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_environments_are_refused(build: Any) -> None:
     with pytest.raises(ValueError, match="does not support environments"):
-        make_trainer("gtpo_trl", tiny, tmp_path, trainer_settings={"environment_factory": object})
+        build("gtpo_trl", trainer_settings={"environment_factory": object})
 
 
-def test_the_initial_entropy_is_said(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
+def test_the_initial_entropy_is_said(build: Any, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = build("gtpo_trl", gtpo={"initial_entropy": None})
     trainer.train()
     measured = trainer.state.log_history[0]["initial_entropy"]
     assert caplog.messages == [f"Initial entropy {measured:.2f} nats, entropy filter off"] and measured > 1

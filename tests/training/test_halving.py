@@ -1,11 +1,10 @@
 """A first micro-batch that runs out of memory is trained in halves: the same update, one line, one generation."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, assert_same, make_trainer, weight_changes
+from helpers.canned import GROUP, assert_same, weight_changes
 from pytest import MonkeyPatch
 
 from gtpo.forward import hidden_states
@@ -59,15 +58,14 @@ def test_the_update_is_that_of_the_whole_micro_batch(
     fits: int,
     loss_type: str,
     phase: str,
-    tiny: Path,
-    tmp_path: Path,
+    build: Any,
     monkeypatch: MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"loss_type": loss_type, "max_steps": 2, **split(rows)}
-    whole = make_trainer("gtpo", tiny, tmp_path / "whole", **settings)
+    whole = build("gtpo", "whole", **settings)
     expected = weight_changes(whole)
-    trainer = make_trainer("gtpo", tiny, tmp_path / "halves", **settings)
+    trainer = build("gtpo", "halves", **settings)
     memory = Memory(trainer, monkeypatch, fits, phase)
     assert_same(weight_changes(trainer), expected)
     assert (memory.failures, memory.generations) == (1, 2)
@@ -88,10 +86,8 @@ def test_the_update_is_that_of_the_whole_micro_batch(
     ],
     ids=["bnpo", "quarters", "one", "odd"],
 )
-def test_other_failures_are_raised(
-    settings: dict[str, Any], fits: int, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, **settings)
+def test_other_failures_are_raised(settings: dict[str, Any], fits: int, build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("gtpo", **settings)
     Memory(trainer, monkeypatch, fits, "forward")
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()
@@ -115,8 +111,8 @@ def test_packed_rows_that_do_not_fit_with_gradients_are_not_padded(monkeypatch: 
     assert packing.possible
 
 
-def test_a_later_step_that_does_not_fit_is_raised(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=2)
+def test_a_later_step_that_does_not_fit_is_raised(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("gtpo", max_steps=2)
     forward = trainer._logps_and_entropy
 
     def late(*args: Any) -> Any:

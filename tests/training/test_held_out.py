@@ -17,8 +17,8 @@ import torch
 import trl
 from datasets import Dataset
 from helpers import canned
-from helpers.canned import make_trainer, trained_weights
-from helpers.files import read_json, write_lines
+from helpers.canned import batch_of, trained_weights
+from helpers.files import read_json, tables_of, write_lines
 from helpers.runs import checkpoint
 from helpers.scripts import ROOT
 from helpers.settings import parsed
@@ -35,6 +35,8 @@ from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
+TABLES = tables_of(__file__)
+
 Values = dict[str, Any]
 
 WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows
@@ -50,22 +52,26 @@ def rows_worth(worth: list[float]) -> Dataset:
     return Dataset.from_dict({"prompt": [f"A row of{' some' * i} worth {value}" for i, value in enumerate(worth)]})
 
 
-def make_sampling(method: str, tiny: Path, directory: Path, held_out: Dataset | None, **settings: Any) -> Any:
-    """A trainer that samples; held-out rows are evaluated at every step."""
-    classes = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer}
-    settings = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 6} | settings
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(canned.TRAINERS, method, classes[method])
-        trainer = make_trainer(method, tiny, directory, **settings)
-    trainer.reward_funcs = [reward_of_row]
-    trainer.reward_func_names = ["reward_of_row"]
-    if held_out is not None:
-        trainer.eval_dataset = held_out
-        trainer.args.eval_strategy = "steps"
-        trainer.args.eval_steps = 1
-        trainer.args.per_device_eval_batch_size = 2
-        trainer.num_generations_eval = 1
-    return trainer
+@pytest.fixture
+def make_sampling(build: Any) -> Any:
+    """``make_sampling(method, held_out, name="", **settings)``: it samples, and evaluates these rows at every step."""
+
+    def make(method: str, held_out: Dataset | None, **settings: Any) -> Any:
+        settings = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 6} | settings
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(canned.TRAINERS, method, {"gtpo": GTPOTrainer, "grpo": GRPOTrainer}[method])
+            trainer = build(method, **settings)
+        trainer.reward_funcs = [reward_of_row]
+        trainer.reward_func_names = ["reward_of_row"]
+        if held_out is not None:
+            trainer.eval_dataset = held_out
+            trainer.args.eval_strategy = "steps"
+            trainer.args.eval_steps = 1
+            trainer.args.per_device_eval_batch_size = 2
+            trainer.num_generations_eval = 1
+        return trainer
+
+    return make
 
 
 def evaluations(trainer: Any) -> list[Values]:
@@ -204,9 +210,9 @@ def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_metric_is_the_mean_over_the_rows(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_metric_is_the_mean_over_the_rows(method: str, make_sampling: Any) -> None:
     """Five rows in batches of two: a mean of the batches' means would be (1.5 + 6 + 16) / 3."""
-    trainer = make_sampling(method, tiny, tmp_path, rows_worth(WORTH))
+    trainer = make_sampling(method, rows_worth(WORTH))
     metrics = trainer.evaluate()
     assert metrics["eval_reward"] == metrics["eval_rewards/reward_of_row/mean"] == sum(WORTH) / 5
     assert math.isfinite(metrics["eval_loss"]) and metrics["eval_completion_length"] <= 6
@@ -217,8 +223,8 @@ def test_a_metric_is_the_mean_over_the_rows(method: str, tiny: Path, tmp_path: P
     assert of_groups <= others.keys() and others["eval_reward"] == 3.0
 
 
-def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
+def test_each_process_draws_numbers_of_its_own(make_sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_sampling("grpo", rows_worth(WORTH))
     monkeypatch.setattr(trl.GRPOTrainer, "evaluate", lambda self, *_: {"drawn": torch.rand(1).item()})
     drawn = []
     for rank in (0, 1, 0):
@@ -233,15 +239,13 @@ def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"eval_on_start": True}, {"num_iterations": 2}], ids=["", "start", "2-iter"])
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_training_is_the_same_with_and_without_evaluation(
-    method: str, settings: Values, tiny: Path, tmp_path: Path
-) -> None:
+def test_training_is_the_same_with_and_without_evaluation(method: str, settings: Values, make_sampling: Any) -> None:
     weights = []
     logs = []
     for held_out in (None, rows_worth(WORTH)):
         more = {"max_steps": 4, "gtpo": {"initial_entropy": None}} | (settings if held_out else {})
         more |= {"num_iterations": settings.get("num_iterations", 1)}
-        trainer = make_sampling(method, tiny, tmp_path / str(held_out is None), held_out, **more)
+        trainer = make_sampling(method, held_out, name=str(held_out is None), **more)
         weights.append(trained_weights(trainer))
         logs.append([row for row in trainer.state.log_history if "reward" in row])
         assert len(evaluations(trainer)) == (0 if held_out is None else 4 + ("eval_on_start" in settings))
@@ -251,19 +255,18 @@ def test_training_is_the_same_with_and_without_evaluation(
         assert plain == beside
 
 
-def test_an_evaluation_leaves_the_table_of_the_step(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH), log_completions=True)
-    trainer.model.train()
-    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+def test_an_evaluation_leaves_the_table_of_the_step(make_sampling: Any) -> None:
+    trainer = make_sampling("grpo", rows_worth(WORTH), log_completions=True)
+    batch_of(trainer, size=4)
     before = copy.deepcopy(trainer._logs)
     assert len(before["completion"]) == len(before["extra"]["cut_off"]) == 4
     trainer.evaluate()
     assert trainer._logs == before
 
 
-def test_each_evaluation_stores_the_last_rows_completion(tiny: Path, tmp_path: Path) -> None:
+def test_each_evaluation_stores_the_last_rows_completion(make_sampling: Any, tmp_path: Path) -> None:
     """The last row is worth 16; equal weights and random numbers give an equal completion."""
-    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH), log_completions=True)
+    trainer = make_sampling("grpo", rows_worth(WORTH), log_completions=True)
     for step in (0, 7):
         trainer.state.global_step = step
         trainer.evaluate()
@@ -271,15 +274,15 @@ def test_each_evaluation_stores_the_last_rows_completion(tiny: Path, tmp_path: P
     assert (first.pop("step"), second.pop("step")) == (0, 7) and first == second
     assert first["prompt"].endswith("worth 16.0") and first["rewards"] == {"reward_of_row": 16.0}
     assert isinstance(first["completion"], str) and first.keys() == {"prompt", "completion", "rewards"}
-    silent = make_sampling("grpo", tiny, tmp_path / "silent", rows_worth(WORTH), log_completions=False)
+    silent = make_sampling("grpo", rows_worth(WORTH), name="silent", log_completions=False)
     silent.evaluate()
     assert not (tmp_path / "silent" / "completions").exists()
 
 
 @pytest.mark.parametrize(("method", "more"), [("gtpo", {}), ("grpo", {"beta": 0.04})])
-def test_every_name_that_a_run_logs_is_explained(method: str, more: Values, tiny: Path, tmp_path: Path) -> None:
+def test_every_name_that_a_run_logs_is_explained(method: str, more: Values, make_sampling: Any) -> None:
     """In docs/metrics.md; our script adds tokens_per_second, and rewards.py what it logs."""
-    trainer = make_sampling(method, tiny, tmp_path, rows_worth(WORTH), max_steps=1, **more)
+    trainer = make_sampling(method, rows_worth(WORTH), max_steps=1, **more)
     trained_weights(trainer)
     logged = {
         name.removeprefix("eval_") for row in trainer.state.log_history for name in row if "train_loss" not in row
@@ -290,9 +293,9 @@ def test_every_name_that_a_run_logs_is_explained(method: str, more: Values, tiny
     assert {"tokens_per_second", "conflict_push_corrected_opening"} <= explained
 
 
-def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Path) -> None:
+def test_the_initial_entropy_has_its_own_random_numbers(make_sampling: Any) -> None:
     """Measured within an evaluation it is the same as before training."""
-    trainer = make_sampling("gtpo", tiny, tmp_path, None, gtpo={"initial_entropy": None})
+    trainer = make_sampling("gtpo", None, gtpo={"initial_entropy": None})
     rows = list(trainer.train_dataset)
     measured = trainer.initial_entropy.sampled_entropies(rows)
     state = torch.random.get_rng_state()
@@ -306,16 +309,7 @@ def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("before", "flags", "is_kept"),
-    [
-        ("", "--eval_rows 5", False),
-        ("--eval_rows 5", "--eval_rows 6", False),
-        ("--eval_rows 5", "--seed 6", False),  # the seed decides which rows
-        ("--eval_dataset arithmetic", "--eval_dataset x.jsonl", False),
-        ("--eval_rows 5", "--eval_dataset arithmetic", False),
-        ("", "--eval_dataset arithmetic", True),
-        ("--eval_rows 5", "", True),
-        ("--eval_dataset arithmetic", "--seed 6", True),
-    ],
+    TABLES["a_resumed_run_keeps_its_held_out_rows"],
 )
 def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept: bool, tmp_path: Path) -> None:
     start_run(settings("--output_dir", str(tmp_path), "--max_steps", "10", *before.split()))
@@ -362,14 +356,13 @@ def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
     assert held_out_text(ROWS) is None
 
 
-def test_an_evaluation_between_two_steps_of_a_generation_leaves_its_push(tiny: Path, tmp_path: Path) -> None:
+def test_an_evaluation_between_two_steps_of_a_generation_leaves_its_push(build: Any) -> None:
     """The second step completes w_i of the rows that the first one has begun; one held-out row is evaluated between."""
     pushes = []
     for steps in (0, 1):
-        trainer = make_trainer(
+        trainer = build(
             "grpo",
-            tiny,
-            tmp_path / str(steps),
+            str(steps),
             held_out=1,
             max_steps=2,
             per_device_train_batch_size=canned.GROUP // 2,

@@ -1,7 +1,6 @@
 """``objective`` overridden by somebody else's class: the loss, its gradient on every token, and the conflict push."""
 
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from helpers.canned import (
     CannedGTPO,
     assert_same,
     canned_group,
-    make_trainer,
     weight_changes,
 )
 from helpers.reference import naive_conflict_push
@@ -82,22 +80,20 @@ def add(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda trainer, method: monkeypatch.setitem(TRAINERS, method, trainer)
 
 
-def test_half_the_loss_is_half_the_learning_rate(add: Any, tiny: Path, tmp_path: Path) -> None:
+def test_half_the_loss_is_half_the_learning_rate(add: Any, build: Any) -> None:
     add(Half, "half")
-    half = weight_changes(make_trainer("half", tiny, tmp_path / "half", **STEPS))
-    slow = make_trainer("grpo", tiny, tmp_path / "slow", learning_rate=0.015, **STEPS)
+    half = weight_changes(build("half", "half", **STEPS))
+    slow = build("grpo", "slow", learning_rate=0.015, **STEPS)
     assert_same(half, weight_changes(slow))
 
 
 @pytest.mark.parametrize("steps_per_generation", [3, 6])
-def test_the_push_has_the_token_weights_of_the_objective(
-    steps_per_generation: int, add: Any, tiny: Path, tmp_path: Path
-) -> None:
+def test_the_push_has_the_token_weights_of_the_objective(steps_per_generation: int, add: Any, build: Any) -> None:
     """Six micro-batches of two for one generation are two optimizer steps: the push is logged with the second."""
     add(SquareRoot, "mine")
     batches = {"per_device_train_batch_size": GROUP // steps_per_generation, "gradient_accumulation_steps": 3}
     settings = {"steps_per_generation": steps_per_generation, "learning_rate": 0.0, "max_steps": 2}
-    trainer = make_trainer("mine", tiny, tmp_path, **batches, **settings)
+    trainer = build("mine", **batches, **settings)
     trainer.train()
     first, second = trainer.state.log_history[:2]
     row = first if steps_per_generation == 3 else second
@@ -111,9 +107,9 @@ def test_the_push_has_the_token_weights_of_the_objective(
     assert (row["conflict_push"], row["conflict_push_corrected"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, tiny: Path, tmp_path: Path) -> None:
+def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, build: Any) -> None:
     add(Silent, "mine")
-    trainer = make_trainer("mine", tiny, tmp_path, **STEPS, **SHOWN)
+    trainer = build("mine", **STEPS, **SHOWN)
     trainer.train()
     rows = trainer.state.log_history[:3]
     assert all(row["conflict_tokens"] > 0 for row in rows)
@@ -121,18 +117,18 @@ def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, 
     assert list(trainer._logs["extra"]["delta"]) == [1.0] * GROUP
 
 
-def test_an_objective_that_adds_a_metric_trains_the_same_tokens(add: Any, tiny: Path, tmp_path: Path) -> None:
+def test_an_objective_that_adds_a_metric_trains_the_same_tokens(add: Any, build: Any) -> None:
     add(Watched, "mine")
-    watched = make_trainer("mine", tiny, tmp_path / "mine", **STEPS)
+    watched = build("mine", "mine", **STEPS)
     weights = weight_changes(watched)
-    assert torch.equal(weights, weight_changes(make_trainer("grpo", tiny, tmp_path / "grpo", **STEPS)))
+    assert torch.equal(weights, weight_changes(build("grpo", "grpo", **STEPS)))
     assert watched.asked == 9 and all(row["highest"] < 0 for row in watched.state.log_history[:3])
 
 
-def test_an_objective_has_a_gradient_on_every_token(add: Any, tiny: Path, tmp_path: Path) -> None:
+def test_an_objective_has_a_gradient_on_every_token(add: Any, build: Any) -> None:
     """The head skips the tokens that have none in GRPO and GTPO: here with every advantage 0."""
     add(EveryToken, "mine")
     equal = [lambda completions, **_: [1.0] * len(completions)]
-    changes = [weight_changes(make_trainer("mine", tiny, tmp_path, rewards=equal))]
-    changes.append(weight_changes(make_trainer("grpo", tiny, tmp_path, rewards=equal)))
+    changes = [weight_changes(build("mine", rewards=equal))]
+    changes.append(weight_changes(build("grpo", rewards=equal)))
     assert changes[0].norm() > 0 and not changes[1].any()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trl
 from datasets import Dataset
-from helpers.canned import make_trainer
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -97,10 +96,10 @@ def test_what_the_sampler_alone_applies_is_named(
 
 
 @pytest.mark.parametrize(("name", "value"), {"beta": 0.04, "epsilon": 0.3, "epsilon_high": 0.28}.items())
-def test_gtpo_refuses_kl_and_clipping(name: str, value: float, tiny: Path, tmp_path: Path) -> None:
+def test_gtpo_refuses_kl_and_clipping(name: str, value: float, build: Any, tmp_path: Path) -> None:
     GRPOTrainer.check_settings(config(tmp_path, **{name: value}))
     with pytest.raises(UsageError, match=name):
-        make_trainer("gtpo", tiny, tmp_path, **{name: value})
+        build("gtpo", **{name: value})
 
 
 def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -141,7 +140,7 @@ def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path
     assert not build(tmp_path, experts, tokenizer, args=config(tmp_path, router_aux_loss_coef=0.0)).aux_loss_enabled
 
 
-def test_several_gpus_in_one_process_are_refused(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_several_gpus_in_one_process_are_refused(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(GRPOConfig, "n_gpu", 2)
     with pytest.raises(UsageError, match="2 GPUs"):
-        make_trainer("grpo", tiny, tmp_path)
+        build("grpo")

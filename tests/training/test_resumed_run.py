@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.canned import make_trainer, settings_of
+from helpers.canned import settings_of
 from helpers.files import write_settings
 from helpers.runs import metrics_of
 from pytest import LogCaptureFixture
@@ -20,17 +20,26 @@ from gtpo.training.loop import attach_callbacks, run
 ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
 
 
-def tracked(tiny: Path, directory: Path, **settings: Any) -> Any:
-    directory.mkdir(exist_ok=True)
-    trainer = make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
-    attach_callbacks(trainer, settings_of(trainer), RunDirectory(directory))
-    return trainer
-
-
-def plain(tiny: Path, directory: Path, **settings: Any) -> Any:
+@pytest.fixture
+def plain(build: Any, tmp_path: Path) -> Any:
     """A trainer to which ``run`` adds the callbacks."""
-    write_settings(directory / "config.yaml", {"run_name": "a", "model": "m", "dataset": "d"})
-    return make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
+
+    def plain(name: str = "", **settings: Any) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        write_settings(tmp_path / name / "config.yaml", {"run_name": "a", "model": "m", "dataset": "d"})
+        return build("gtpo", name, save_strategy="steps", **(ADAM | settings))
+
+    return plain
+
+
+@pytest.fixture
+def tracked(plain: Any) -> Any:
+    def tracked(name: str = "", **settings: Any) -> Any:
+        trainer = plain(name, **settings)
+        attach_callbacks(trainer, settings_of(trainer), RunDirectory(trainer.args.output_dir))
+        return trainer
+
+    return tracked
 
 
 def rates(directory: Path) -> list[float]:
@@ -38,14 +47,14 @@ def rates(directory: Path) -> list[float]:
 
 
 def test_a_longer_schedule_holds_from_the_first_resumed_step(
-    tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
+    tracked: Any, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
-    tracked(tiny, tmp_path / "long", max_steps=8).train()
-    tracked(tiny, tmp_path / "short", max_steps=4).train()
+    tracked("long", max_steps=8).train()
+    tracked("short", max_steps=4).train()
     assert rates(tmp_path / "short") == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
     checkpoint = str(tmp_path / "short" / "checkpoint-4")
     with caplog.at_level(logging.WARNING):
-        tracked(tiny, tmp_path / "short", max_steps=8).train(resume_from_checkpoint=checkpoint)
+        tracked("short", max_steps=8).train(resume_from_checkpoint=checkpoint)
     assert rates(tmp_path / "short")[4:] == pytest.approx(rates(tmp_path / "long")[4:], rel=1e-12)
     assert "the learning rate continues at 0.0005, by the cosine schedule of 8 steps (before: 0)" in caplog.text
 
@@ -54,46 +63,46 @@ def test_a_longer_schedule_holds_from_the_first_resumed_step(
     ("name", "value"), [("learning_rate", 1e-5), ("weight_decay", 0.5), ("adam_beta1", 0.5), ("adam_epsilon", 1e-3)]
 )
 def test_settings_that_the_optimizer_does_not_have_are_refused(
-    name: str, value: float, tiny: Path, tmp_path: Path
+    name: str, value: float, tracked: Any, tmp_path: Path
 ) -> None:
     """However they came there: config.yaml may have been edited."""
-    tracked(tiny, tmp_path, max_steps=2).train()
+    tracked(max_steps=2).train()
     before = rates(tmp_path)
-    trainer = tracked(tiny, tmp_path, max_steps=4, **{name: value})
+    trainer = tracked(max_steps=4, **{name: value})
     with pytest.raises(RunError, match=f"the checkpoint has .*{value}"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert rates(tmp_path) == before
 
 
-def test_a_resumed_run_saves_and_logs_as_its_settings_say(tiny: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_saves_and_logs_as_its_settings_say(tracked: Any, tmp_path: Path) -> None:
     """Transformers would keep the steps of the checkpoint."""
-    tracked(tiny, tmp_path, max_steps=2).train()
-    trainer = tracked(tiny, tmp_path, max_steps=6, save_steps=3)
+    tracked(max_steps=2).train()
+    trainer = tracked(max_steps=6, save_steps=3)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 3, 6)]
 
 
 @pytest.mark.parametrize(("limit", "left"), [(1, [6]), (2, [5, 6]), (None, [1, 2, 3, 4, 5, 6])])
-def test_so_many_checkpoints_are_left(limit: int | None, left: list[int], tiny: Path, tmp_path: Path) -> None:
-    tracked(tiny, tmp_path, max_steps=6, save_steps=1, save_total_limit=limit).train()
+def test_so_many_checkpoints_are_left(limit: int | None, left: list[int], tracked: Any, tmp_path: Path) -> None:
+    tracked(max_steps=6, save_steps=1, save_total_limit=limit).train()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in left]
 
 
-def test_a_finished_run_that_is_resumed_saves_the_trained_adapter(tiny: Path, tmp_path: Path) -> None:
-    trainer = plain(tiny, tmp_path, max_steps=2, learning_rate=0.1)
+def test_a_finished_run_that_is_resumed_saves_the_trained_adapter(plain: Any, tmp_path: Path) -> None:
+    trainer = plain(max_steps=2, learning_rate=0.1)
     run(trainer, settings_of(trainer), None)
     saved = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
-    again = plain(tiny, tmp_path, max_steps=2, learning_rate=0.1)
+    again = plain(max_steps=2, learning_rate=0.1)
     run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == saved
 
 
-def test_a_finished_run_without_its_metrics_gets_them_back(tiny: Path, tmp_path: Path) -> None:
-    trainer = plain(tiny, tmp_path, max_steps=2)
+def test_a_finished_run_without_its_metrics_gets_them_back(plain: Any, tmp_path: Path) -> None:
+    trainer = plain(max_steps=2)
     run(trainer, settings_of(trainer), None)
     before = rates(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
-    again = plain(tiny, tmp_path, max_steps=2)
+    again = plain(max_steps=2)
     run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
     assert rates(tmp_path) == before and len(before) == 2
 
@@ -105,27 +114,27 @@ def best_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "best" / "best.json").read_bytes()))
 
 
-def test_best_of_a_resumed_run_is_that_of_the_whole_run(tiny: Path, tmp_path: Path) -> None:
+def test_best_of_a_resumed_run_is_that_of_the_whole_run(tracked: Any, tmp_path: Path) -> None:
     """The window of the mean reaches back over the resume: 2 of 16 steps."""
     settings = {"max_steps": 16, "save_steps": 1}
-    tracked(tiny, tmp_path / "whole", **settings).train()
+    tracked("whole", **settings).train()
     logged = [line["reward"] for line in metrics_of(tmp_path / "whole")]
     means = [(a + b) / 2 for a, b in itertools.pairwise(logged)]
     best = means.index(max(means)) + 2  # the first full window ends at step 2
     assert best_of(tmp_path / "whole") == {"accuracy": max(means), "step": best}
-    tracked(tiny, tmp_path / "cut", **settings).train()
+    tracked("cut", **settings).train()
     for checkpoint in (tmp_path / "cut").glob("checkpoint-*"):
         if int(checkpoint.name.rpartition("-")[2]) >= best:
             shutil.rmtree(checkpoint)
     shutil.rmtree(tmp_path / "cut" / "best")
     last = str(tmp_path / "cut" / f"checkpoint-{best - 1}")
-    tracked(tiny, tmp_path / "cut", **settings).train(resume_from_checkpoint=last)
+    tracked("cut", **settings).train(resume_from_checkpoint=last)
     assert best_of(tmp_path / "cut") == best_of(tmp_path / "whole")
 
 
-def test_the_window_of_best_counts_steps_not_lines(tiny: Path, tmp_path: Path) -> None:
+def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path) -> None:
     """Two of 16 steps are less than the five of a line, which is their mean."""
-    tracked(tiny, tmp_path, max_steps=16, logging_steps=5, save_steps=16).train()
+    tracked(max_steps=16, logging_steps=5, save_steps=16).train()
     logged = {row["step"]: row["reward"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())}
     assert list(logged) == [5, 10, 15]
     step = max(logged, key=logged.__getitem__)

@@ -41,9 +41,9 @@ def run(tiny: Path, tmp_path_factory: TempPathFactory) -> Path:
     return directory
 
 
-def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Path, tmp_path: Path) -> None:
+def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, build: Any) -> None:
     rows = read_table(sorted((run / "completions").glob("*.parquet"))[0]).to_pylist()
-    untrained = make_trainer("gtpo", tiny, tmp_path)
+    untrained = build("gtpo")
     prompt_ids = untrained.processing_class([rows[0]["prompt"]] * GROUP)["input_ids"]
     batch = padded_batch(prompt_ids, canned_group(0), 0, untrained.accelerator.device)
     entropy = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
@@ -60,7 +60,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
 
 
 def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    build: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """With micro-batches, whose rows TRL shuffles; a third of the completions lacks the end token."""
     whole = canned.canned_group
@@ -70,7 +70,7 @@ def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
 
     monkeypatch.setattr(canned, "canned_group", some_cut)
     batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
-    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, num_completions_to_print=0, **batches)
+    trainer = build("gtpo", log_completions=True, num_completions_to_print=0, **batches)
     prompts = [to_messages(f"{i} + 1?") for i in range(8)]
     trainer.train_dataset = Dataset.from_dict({"prompt": prompts, "answer": [str(i + 1) for i in range(8)]})
     trainer.train()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.canned import GROUP, make_trainer
+from helpers.canned import GROUP
 from helpers.scripts import ROOT
 from pytest import MonkeyPatch
 from torch import Tensor
@@ -68,20 +68,19 @@ def counts_of(trainer: Any, monkeypatch: MonkeyPatch) -> tuple[Counter[str], Cou
     return waits.count, gathers
 
 
-def test_a_micro_batch_waits_for_the_head_alone(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_micro_batch_waits_for_the_head_alone(build: Any, monkeypatch: MonkeyPatch) -> None:
     """Metrics, masks and tags are read once per step; the head splits its rows and looks for unlikely targets."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the head's threads would not be seen
     found = {}
     for rows in (1, GROUP):
-        trainer = make_trainer(
+        trainer = build(
             "gtpo",
-            tiny,
-            tmp_path / str(rows),
+            str(rows),
             max_steps=STEPS,
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=GROUP // rows,
-            gradient_checkpointing=True,  # prompts are not shared, as with Unsloth
+            gradient_checkpointing=True,
             log_completions=True,
         )
         found[rows] = counts_of(trainer, monkeypatch)

@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from helpers import canned
-from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
-from helpers.files import read_json
+from helpers.canned import GROUP, batch_of, canned_group, make_trainer, trained_weights
+from helpers.files import read_json, tables_of
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, unpad
 from pytest import MonkeyPatch
 from transformers import (
@@ -35,14 +35,9 @@ from gtpo.training.checks import check_head, sampler_metrics
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.trainer import GRPOTrainer
 
+TABLES = tables_of(__file__)
+
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
-
-
-def batch_of(trainer: Any, *prompts: int) -> dict[str, torch.Tensor]:
-    """The scored batch of a step on these rows of the data, equally many completions each, before TRL shuffles it."""
-    trainer.current_gradient_accumulation_steps = 1
-    rows = [trainer.train_dataset[prompt] for prompt in prompts or (0,) for _ in range(GROUP // max(1, len(prompts)))]
-    return trainer._generate_and_score_completions(rows)
 
 
 def plain_logps_and_entropy(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[list, list]:
@@ -58,7 +53,7 @@ def plain_logps_and_entropy(trainer: Any, batch: dict[str, torch.Tensor]) -> tup
     return logps, entropies
 
 
-def test_the_plain_head_trains_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+def test_the_plain_head_trains_the_same_weights(build: Any) -> None:
     trained, calls = {}, []
 
     def plain(*args: Any, **options: Any) -> Any:
@@ -66,7 +61,7 @@ def test_the_plain_head_trains_the_same_weights(tiny: Path, tmp_path: Path) -> N
         return heads.plain_logps_and_entropy(*args, **options)
 
     for name, head in (("tiles", heads.linear_logps_and_entropy), ("plain", plain)):
-        trainer = make_trainer("gtpo", tiny, tmp_path / name)
+        trainer = build("gtpo", name)
         trainer.logps_and_entropy = head
         trained[name] = trained_weights(trainer)
     assert calls
@@ -80,10 +75,10 @@ def test_the_plain_head_trains_the_same_weights(tiny: Path, tmp_path: Path) -> N
     ids=["kl", "micro-batches"],
 )
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_grpo_matches_trl(settings: dict[str, Any], iterations: int, tiny: Path, tmp_path: Path) -> None:
+def test_grpo_matches_trl(settings: dict[str, Any], iterations: int, build: Any) -> None:
     trained = {}
     for method in ("grpo", "trl"):
-        trainer = make_trainer(method, tiny, tmp_path / method, max_steps=2, num_iterations=iterations, **settings)
+        trainer = build(method, method, max_steps=2, num_iterations=iterations, **settings)
         trained[method] = trained_weights(trainer), trainer.state.log_history[:2]
     for name, weight in trained["trl"][0].items():
         torch.testing.assert_close(trained["grpo"][0][name], weight, atol=ATOL, rtol=0)
@@ -94,21 +89,18 @@ def test_grpo_matches_trl(settings: dict[str, Any], iterations: int, tiny: Path,
     assert trained["grpo"][1][1]["kl"] > 1e-6  # the adapter differs from the base model at the start
 
 
-def test_micro_batches_do_not_change_the_logged_kl(tiny: Path, tmp_path: Path) -> None:
+def test_micro_batches_do_not_change_the_logged_kl(build: Any) -> None:
     logged = []
     for size in (GROUP, GROUP // 3):
         cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": GROUP // size}
-        trainer = make_trainer("grpo", tiny, tmp_path / str(size), beta=0.04, max_steps=2, **cut)
+        trainer = build("grpo", str(size), beta=0.04, max_steps=2, **cut)
         trained_weights(trainer)
         logged.append(trainer.state.log_history[1]["kl"])
     assert logged[1] == pytest.approx(logged[0], rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    trainer.model.train()
+def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("grpo")
     batch, gather = batch_of(trainer), trainer.accelerator.gather
 
     def with_a_failed_process(value: torch.Tensor) -> torch.Tensor:
@@ -123,16 +115,15 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
         trainer.compute_loss(trainer.model, batch)
 
 
-def test_a_completion_ends_at_its_first_end_token(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
+def test_a_completion_ends_at_its_first_end_token(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("grpo")
     drawn = torch.tensor([[7, trainer.eos_token_ids[0], 7], [7, 7, 7]])
     monkeypatch.setattr("gtpo.training.trainer.generate", lambda model, ids, *rest: torch.cat([ids, drawn], 1))
     assert trainer._sample([[5, 6], [5]]) == [drawn[0, :2].tolist(), [7, 7, 7]]
 
 
-def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    trainer.model.train()
+def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(build: Any) -> None:
+    trainer = build("grpo")
     batch = batch_of(trainer)
     sampled = trainer._logps_and_entropy(trainer.model, batch)[0].detach() - 1.0
     without_score = sampled.clone()
@@ -142,9 +133,9 @@ def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, 
     assert trainer._metrics["train"]["sampler_logp_gap"] == pytest.approx([1.0, 0.25], abs=1e-5)
 
 
-def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> None:
+def test_quantiles_of_the_gap_and_the_kept_mass(build: Any) -> None:
     """Against NumPy. top_p renormalizes what the sampler scores, so the ratio of the probabilities is the kept mass."""
-    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer = build("grpo")
     gap = torch.linspace(-0.5, 0.3, 12).view(2, 6)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     batch = {"sampling_per_token_logps": -1.0 - gap, "completion_mask": mask}
@@ -160,9 +151,9 @@ def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> N
         assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
-def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_switch_of_unsloth_is_restored(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("UNSLOTH_RETURN_HIDDEN_STATES", raising=False)
-    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer = build("grpo")
     trainer._logps_and_entropy(trainer.model, batch_of(trainer))
     assert os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] == "0"
 
@@ -171,12 +162,10 @@ def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_the_adapter_of_a_quantized_base_stays_float32(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_adapter_of_a_quantized_base_stays_float32(method: str, build: Any, monkeypatch: MonkeyPatch) -> None:
     """TRL casts it to bfloat16, where an update of 1e-6 of a weight of 0.1 is rounded away."""
     monkeypatch.setattr(LlamaForCausalLM, "is_loaded_in_4bit", True, raising=False)
-    trainer = make_trainer(method, tiny, tmp_path, learning_rate=1e-6, optim="adamw_torch")
+    trainer = build(method, learning_rate=1e-6, optim="adamw_torch")
     before = {name: w.detach().clone() for name, w in trainer.model.named_parameters() if w.requires_grad}
     after = trained_weights(trainer)
     assert {weight.dtype for weight in after.values()} == {torch.float32}
@@ -226,10 +215,8 @@ def test_a_family_whose_logits_are_others_is_refused_at_the_first_batch(
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1.02), (torch.bfloat16, 1.1)])
-def test_the_check_of_the_head_bounds_its_error_by_rounding(
-    dtype: torch.dtype, scale: float, tiny: Path, tmp_path: Path
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
+def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, scale: float, build: Any) -> None:
+    trainer = build("grpo")
     trainer.model.to(dtype)
     batch = batch_of(trainer)
     check_head(trainer, batch)
@@ -242,13 +229,11 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
-def test_the_second_process_gets_its_own_rows_of_the_group(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_second_process_gets_its_own_rows_of_the_group(method: str, build: Any, monkeypatch: MonkeyPatch) -> None:
     """Both ranks one after the other: what the first one gathers comes first in what the second one does."""
     half = GROUP // 2
     settings = {"per_device_train_batch_size": half, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
-    trainer = make_trainer(method, tiny, tmp_path, **settings)
+    trainer = build(method, **settings)
     trainer.model.train()
     trainer._is_first_batch = False  # the check of the head gathers flags
     own: list[torch.Tensor] = []
@@ -284,32 +269,30 @@ def test_the_second_process_gets_its_own_rows_of_the_group(
 
 @pytest.mark.parametrize("scaled", ["group", "none"])
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
-def test_rewards_in_another_unit_give_the_same_groups(method: str, scaled: str, tiny: Path, tmp_path: Path) -> None:
+def test_rewards_in_another_unit_give_the_same_groups(method: str, scaled: str, build: Any) -> None:
     """0.6 is the mean of the group, but not in float32."""
     rewards = [3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7]
     changes: list[Callable[[int], float]] = [float, lambda r: r / 10, lambda r: r + 100, lambda r: r / 10 + 100]
     masks = []
     for number, change in enumerate(changes):
-        trainer = make_trainer(method, tiny, tmp_path / str(number), scale_rewards=scaled)
+        trainer = build(method, str(number), scale_rewards=scaled)
         trainer.reward_funcs = [lambda change=change, **kwargs: [change(reward) for reward in rewards]]
-        trainer.model.train()
-        batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+        batch = batch_of(trainer)
         assert (batch["advantages"] == 0).tolist() == [reward == 6 for reward in rewards]
         masks.append(batch["conflict_mask"])
     assert masks[0].any() and all(torch.equal(mask, masks[0]) for mask in masks)
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
-def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, build: Any) -> None:
     def rising(**kwargs: Any) -> list[float]:
         return [1.0, 2.0, 3.0] * (GROUP // 3)
 
     def falling(**kwargs: Any) -> list[float]:
         return [1.0, 0.0, -1.0] * (GROUP // 3)
 
-    trainer = make_trainer(method, tiny, tmp_path, rewards=[rising, falling], reward_weights=[1.0, 2.0])
-    trainer.model.train()
-    advantages = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["advantages"]
+    trainer = build(method, rewards=[rising, falling], reward_weights=[1.0, 2.0])
+    advantages = batch_of(trainer)["advantages"]
     assert advantages.sign().tolist() == [1, 0, -1] * (GROUP // 3)
 
 
@@ -322,29 +305,25 @@ def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, tiny: 
     ],
 )
 def test_the_conflict_mask_has_the_span_of_the_settings(
-    span: str, expected: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    span: str, expected: list[list[int]], build: Any, monkeypatch: MonkeyPatch
 ) -> None:
     #  + 301 302 303 304 305
     #  - 306 302 303 301 305
     #  - 301 307 307 307 305     and each of them four times
     group = [[301, 302, 303, 304, 305], [306, 302, 303, 301, 305], [301, 307, 307, 307, 305]] * (GROUP // 3)
     monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
-    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"conflict_span": span})
+    trainer = build("gtpo", gtpo={"conflict_span": span})
     trainer.reward_funcs = [lambda completions, **kwargs: [1.0, 0.0, 0.0] * (GROUP // 3)]
-    trainer.model.train()
     assert batch_of(trainer)["conflict_mask"].int().tolist() == expected * (GROUP // 3)
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 @pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
-def test_a_step_on_two_prompts_has_two_conflict_masks(
-    is_training: bool, method: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_step_on_two_prompts_has_two_conflict_masks(is_training: bool, method: str, build: Any) -> None:
     """Training takes G from num_generations, evaluation from num_generations_eval."""
     sizes = {"num_generations": GROUP // 2} if is_training else {"num_generations_eval": GROUP // 2}
-    trainer = make_trainer(method, tiny, tmp_path, **sizes)
-    trainer.model.train(is_training)
-    batch = batch_of(trainer, 0, 1)
+    trainer = build(method, **sizes)
+    batch = batch_of(trainer, 0, 1, training=is_training)
     completions, advantages = canned_group(0), batch["advantages"].tolist()
     mask = unpad(batch["conflict_mask"], batch["completion_mask"])
     assert mask == naive_conflict_mask(completions, advantages, GROUP // 2)
@@ -352,9 +331,7 @@ def test_a_step_on_two_prompts_has_two_conflict_masks(
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
-def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(
-    method: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(method: str, build: Any) -> None:
     """With None as 0 the mean of the other rewards, 4/3, would be 1, and two of them at the mean."""
 
     def reward(completions: Any, **kwargs: Any) -> list[float | None]:
@@ -363,34 +340,35 @@ def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(
     def other(completions: Any, **kwargs: Any) -> list[float | None]:
         return [None, 0.0, None, 0.0] * (GROUP // 4)
 
-    found = [
-        batch_of(make_trainer(name, tiny, tmp_path / name, rewards=[reward, other]))["advantages"]
-        for name in (method, "trl")
-    ]
+    found = [batch_of(build(name, name, rewards=[reward, other]))["advantages"] for name in (method, "trl")]
     assert torch.equal(*found) and found[0].sign().tolist() == [0, -1, -1, 1] * (GROUP // 4)
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 @pytest.mark.parametrize("way", ["sum_then_normalize", "normalize_then_sum"])
 def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
-    way: str, method: str, tiny: Path, tmp_path: Path
+    way: str, method: str, build: Any
 ) -> None:
     """The sum of the first completion is the mean of the sums; each of its two rewards is not a mean."""
     columns = [0.0] * (GROUP - 1) + [3.6], [0.3, *[0.0] * (GROUP - 2), -0.3]  # 3e-8 from it, rounded
     rewards = [lambda completions, values=values, **_: values for values in columns]
-    batch = batch_of(make_trainer(method, tiny, tmp_path, rewards=rewards, multi_objective_aggregation=way))
+    batch = batch_of(build(method, rewards=rewards, multi_objective_aggregation=way))
     assert (batch["advantages"][0].item() == 0) is (way == "sum_then_normalize")
 
 
 # <H>_ini
 
 
-def unmeasured(tiny: Path, folder: Path, **settings: Any) -> Any:
-    return make_trainer("gtpo", tiny, folder, **({"gtpo": {"initial_entropy": None}} | settings))
+@pytest.fixture
+def unmeasured(build: Any) -> Any:
+    """A GTPO trainer that has not measured <H>_ini."""
+    return lambda name="", **settings: build("gtpo", name, gtpo={"initial_entropy": None}, **settings)
 
 
-def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, tmp_path: Path) -> None:
-    trainer, untrained = unmeasured(tiny, tmp_path), make_trainer("gtpo", tiny, tmp_path / "other")
+def test_the_initial_entropy_is_measured_before_training_and_stored(
+    build: Any, unmeasured: Any, tmp_path: Path
+) -> None:
+    trainer, untrained = unmeasured(), build("gtpo", "other")
     prompts = untrained.train_dataset["prompt"]
     prompt_ids = untrained.processing_class(list(prompts))["input_ids"]
     batch = padded_batch(prompt_ids, canned_group(1000, len(prompts)), 0, untrained.accelerator.device)
@@ -404,9 +382,9 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, 
 
 @pytest.mark.parametrize("shuffles", [True, False])
 def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
-    shuffles: bool, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    shuffles: bool, unmeasured: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    trainer = unmeasured(tiny, tmp_path, shuffle_dataset=shuffles, seed=7)
+    trainer = unmeasured(shuffle_dataset=shuffles, seed=7)
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
     asked: list[str] = []
     monkeypatch.setattr(
@@ -420,12 +398,12 @@ def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
     assert read_json(tmp_path / "initial_entropy.json")["prompts"] == 100
 
 
-def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Path) -> None:
+def test_the_initial_entropy_is_scored_in_micro_batches(unmeasured: Any) -> None:
     """Scored at once, the 12 completions of a generation batch need up to 6.8 GiB with Llama-3.1-8B."""
     measured, calls = {}, {}
     for rows in (GROUP, 3):
         settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": GROUP // rows}
-        trainer = unmeasured(tiny, tmp_path / str(rows), **settings)
+        trainer = unmeasured(str(rows), **settings)
         calls[rows] = []
         trainer.model.register_forward_pre_hook(
             lambda module, args, inputs, seen=calls[rows]: seen.append(len(inputs["input_ids"])), with_kwargs=True
@@ -436,10 +414,10 @@ def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Pa
 
 
 def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    unmeasured: Any, monkeypatch: MonkeyPatch
 ) -> None:
     """Eight prompts, three processes: the last prompt is sampled twice, and counts once."""
-    trainer, module = unmeasured(tiny, tmp_path, seed=7), "gtpo.training.initial_entropy"
+    trainer, module = unmeasured(seed=7), "gtpo.training.initial_entropy"
     seeds: list[int] = []
     gathered: list[float] = []
     monkeypatch.setattr(f"{module}.isolated_rng", lambda seed, device: seeds.append(seed) or nullcontext())
@@ -453,9 +431,9 @@ def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
 
 @pytest.mark.parametrize(("use_vllm", "calls"), [(False, [25, 5]), (True, [30])])
 def test_vllm_samples_the_initial_entropy_in_one_call(
-    use_vllm: bool, calls: list[int], tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    use_vllm: bool, calls: list[int], unmeasured: Any, monkeypatch: MonkeyPatch
 ) -> None:
-    trainer = unmeasured(tiny, tmp_path)
+    trainer = unmeasured()
     trainer.args.use_vllm = use_vllm
     seen, generate = [], trainer._generate_single_turn
     monkeypatch.setattr(
@@ -467,9 +445,9 @@ def test_vllm_samples_the_initial_entropy_in_one_call(
 
 @pytest.mark.parametrize("text", ["", '{"initial_entropy": 0.', "[0.5]", '{"prompts": 100}'])
 def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_policy(
-    text: str, tiny: Path, tmp_path: Path
+    text: str, unmeasured: Any, tmp_path: Path
 ) -> None:
-    trainer = unmeasured(tiny, tmp_path)
+    trainer = unmeasured()
     trainer.state.global_step = 1
     with pytest.raises(FileNotFoundError, match="initial_entropy"):
         _ = trainer.initial_entropy.value
@@ -482,23 +460,17 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
 
 @pytest.mark.parametrize(
     ("gtpo", "is_on"),
-    [
-        ({"initial_entropy": None}, True),
-        ({"initial_entropy": 0.31}, True),
-        ({"initial_entropy": 0.7}, False),
-        ({"initial_entropy": 0.31, "entropy_filter": "off"}, False),
-        ({"initial_entropy": 0.7, "entropy_filter": "negative_only"}, True),
-    ],
+    TABLES["the_branch_of_the_entropy_filter_is_stored_and_shown"],
 )
 def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
     gtpo: dict[str, Any],
     is_on: bool,
-    tiny: Path,
+    build: Any,
     tmp_path: Path,
     monkeypatch: MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
+    trainer = build("gtpo", gtpo=gtpo)
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5] * len(prompts))
     _ = trainer.initial_entropy.value
     stored = read_json(tmp_path / "initial_entropy.json")
@@ -511,19 +483,17 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
 
 
 def test_an_initial_entropy_that_is_not_finite_stops_the_run(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    unmeasured: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    trainer = unmeasured(tiny, tmp_path)
+    trainer = unmeasured()
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5, math.nan])
     with pytest.raises(RunError):
         _ = trainer.initial_entropy.value
     assert not (tmp_path / "initial_entropy.json").exists()
 
 
-def test_packing_reads_the_sliding_window_of_the_models_config(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
+def test_packing_reads_the_sliding_window_of_the_models_config(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("grpo")
     trainer._route.may_share = False
     monkeypatch.setattr(trainer._route.packing, "hidden_states", lambda *arguments: arguments[-1])
     causal_lm = trainer._causal_lm(trainer.model)
