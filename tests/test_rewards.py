@@ -1,44 +1,21 @@
 """The rewards: tables of completions, each with the reason for its score."""
 
 import pytest
+from helpers.files import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo.prompts import TAGS
 from rewards import ACCURACY_MAX, accuracy_reward, format_reward, score_format
 
+TABLES = tables_of(__file__)
+
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
 
 
 @pytest.mark.parametrize(
     ("text", "score", "reason"),
-    [
-        (GOOD, 10, "all four tags, once, in order"),
-        (GOOD + " \n\t", 10, "white space may follow"),
-        ("Let me see. " + GOOD, 10, "text may precede"),
-        ("<reasoning>a</reasoning> so <answer>18</answer>", 10, "text may come between"),
-        ("<reasoning></reasoning><answer></answer>", 10, "the content does not matter"),
-        ("<reasoning> 1 < 2 and 2 > 1 </reasoning><answer>18</answer>", 10, "other angle brackets are not tags"),
-        ("<reasoning>a <b>bold</b></reasoning><answer>18</answer>", 10, "other tags do not count"),
-        (GOOD + ".", 1, "text after the end"),
-        (GOOD + "<|endoftext|>", 1, "a special token is text"),
-        (GOOD + GOOD, 1, "each tag twice"),
-        (GOOD + "</answer>", 1, "one tag twice"),
-        ("<reasoning>" + GOOD, 1, "another tag twice"),
-        ("<answer>18</answer><reasoning>a</reasoning>", 1, "the wrong order"),
-        ("<reasoning>a<answer>18</reasoning></answer>", 1, "crossed"),
-        ("</reasoning>a<reasoning><answer>18</answer>", 1, "closed before opened"),
-        ("<reasoning>a</reasoning>18", 1, "no answer tags"),
-        ("<answer>18</answer>", 1, "no reasoning tags"),
-        ("<reasoning>a</reasoning><answer>18", 1, "never closed"),
-        ("<answer>", 1, "a single tag"),
-        ("</reasoning>", 1, "a single closing tag"),
-        ("<Reasoning>a</Reasoning><Answer>18</Answer>", 0, "tags are lower case"),
-        ("< reasoning >a</ reasoning >", 0, "tags contain no spaces"),
-        ("reasoning answer", 0, "words are not tags"),
-        ("18", 0, "no tags"),
-        ("", 0, "empty"),
-    ],
+    TABLES["format"],
 )
 def test_format(text: str, score: float, reason: str) -> None:
     assert score_format(text) == score, reason
@@ -46,23 +23,7 @@ def test_format(text: str, score: float, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "gold", "correct", "reason"),
-    [
-        (GOOD, "18", True, "the plain case"),
-        ("<answer>18</answer>", "18", True, "the reasoning tags may be missing"),
-        ("<answer>18</answer><reasoning>", "18", True, "a reasoning tag may come later"),
-        ("<reasoning>x<reasoning><answer>18.0</answer> done", "18", True, "the format does not matter"),
-        ("<reasoning>the answer is 18</reasoning>", "18", False, "no answer block"),
-        ("<answer>18", "18", False, "never closed"),
-        ("18", "18", False, "no tags"),
-        ("", "18", False, "empty"),
-        ("<answer></answer>", "18", False, "an empty block"),
-        ("<answer>19</answer>", "18", False, "wrong"),
-        ("<answer>18</answer><answer>$18.00$</answer>", "18", True, "two blocks that agree"),
-        ("<answer>18</answer><answer>19</answer>", "18", False, "two blocks that disagree"),
-        ("<answer>19</answer><answer>18</answer>", "18", False, "in either order"),
-        ("<answer>18 or 19</answer>", "18", False, "two answers in one block"),
-        (r"<answer>$\frac{1}{2}$</answer>", "0.5", True, "values are compared, not strings"),
-    ],
+    TABLES["accuracy"],
 )
 def test_accuracy(text: str, gold: str, correct: bool, reason: str) -> None:
     assert accuracy_reward([text], answer=[gold]) == [ACCURACY_MAX if correct else 0.0], reason

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.files import write_lines
+from helpers.files import tables_of, write_lines
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark
 from gtpo.data.values import gold_in, is_missing, to_answer
 from gtpo.errors import UsageError
 from gtpo.grading import is_correct, listed
+
+TABLES = tables_of(__file__)
 
 pytestmark = pytest.mark.usefixtures("isolated_cache")
 
@@ -22,20 +24,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 # The text of a gold column -> what a completion has to answer.
-SOLUTIONS = [
-    ("3 + 1 = <<3+1=4>>4\n#### 4", "4"),
-    ("3 + 1 = 4 #### 4", "4"),  # on one line, as in a CSV file
-    ("#### 1,234\n", "1234"),
-    ("####7", "7"),
-    ("It is -2.\n####  -2  ", "-2"),
-    (r"We add $2+1=3$, so $\\boxed{3}$.".replace("\\\\", "\\"), "3"),
-    (r"First \boxed{1}, in the end \boxed{\frac{1}{2}}.", "0.5"),
-    (r"so $x = \boxed{2}$ or $x = \boxed{3}$", "3"),  # the last, as in MATH
-    ("#### Solution\nso \\boxed{4}", "4"),
-    ("7 apples", "7"),
-    (r"\boxed{5}", "5"),
-    ("4", "4"),
-]
+SOLUTIONS = TABLES["solutions"]
 
 
 @pytest.mark.parametrize(("text", "answer"), SOLUTIONS, ids=[text[:30] for text, _ in SOLUTIONS])
@@ -48,23 +37,7 @@ def test_the_gold_answer_of_a_whole_solution(text: str, answer: str, tmp_path: P
     assert load_train(data, graded=False)["answer"][:] == [text]  # for your own reward
 
 
-LISTS = [
-    ("['34']", ["34"]),
-    ("['5', '6']", ["5", "6"]),
-    ("['5' '6']", ["5", "6"]),  # as NumPy prints it
-    ("['5'\n '6']", ["5", "6"]),
-    ("""["it's", '3']""", ["it's", "3"]),
-    ('["5", "6"]', ["5", "6"]),
-    ("('34',)", ["34"]),
-    ("array(['34'], dtype=object)", ["34"]),
-    (r"['\\frac{1}{2}']", [r"\frac{1}{2}"]),
-    (r"['\frac{1}{2}']", [r"\frac{1}{2}"]),
-    ("[34]", None),  # an interval, or a list without strings: the grader reads it
-    ("[5, 6]", None),
-    ("['5', '6'] or ['7']", None),
-    ("('a') and ('b')", None),
-    ("5", None),
-]
+LISTS = TABLES["lists"]
 
 
 @pytest.mark.parametrize(("text", "elements"), LISTS, ids=[text for text, _ in LISTS])
