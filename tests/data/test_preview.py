@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import tables_of
 from helpers.scripts import Ended
 from test_tokenizer import CHATML, DROPS_SYSTEM, SMOLLM2, THINKS, byte_level
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -19,70 +20,25 @@ from gtpo.errors import UsageError
 from gtpo.models.hub import TINY_BASE
 from gtpo.prompts import TAGS
 
+TABLES = tables_of(__file__)
+
 PROMPT = [{"role": "user", "content": "Ann has 3 pens and 4 pencils, and gives 2 pens to Bo. How many pens has she?"}]
 THINK = "<think> </think> <answer> </answer>"
-WRITES_TAGS = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<reasoning>\n' }}{% endif %}")
-WRITES_ANSWER = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<answer>' }}{% endif %}")
-NO_USER = CHATML.replace("message['content']", "(message['content'] if message['role'] != 'user' else '')")
-CUTS = CHATML.replace("message['content']", "message['content'][:40]")
-
-# special tokens, chat template, settings, gold -> what is said; None: nothing
-CASES: dict[str, tuple[list[str], str, dict[str, Any], str, str | None]] = {
-    "plain": (SMOLLM2["specials"], CHATML, {}, "4", None),
-    "list": (SMOLLM2["specials"], CHATML, {}, '["4", "5"]', None),
-    "latex": (SMOLLM2["specials"], CHATML, {}, r"\\frac{1}{2}", None),
-    "tags are special": (
-        [*SMOLLM2["specials"], *TAGS],
-        CHATML,
-        {},
-        "4",
-        "the tag <reasoning> is a special token of the",
-    ),
-    "one tag is special": (
-        [*SMOLLM2["specials"], "</answer>"],
-        CHATML,
-        {},
-        "4",
-        "the tag </answer> is a special token",
-    ),
-    "special tags of others": ([*SMOLLM2["specials"], *TAGS], CHATML, {"tags": "<t> </t> <a> </a>"}, "4", None),
-    "end in a tag": (
-        SMOLLM2["specials"],
-        CHATML,
-        {"tags": "<r> <|im_end|> <a> </a>"},
-        "4",
-        "begins the completion with '<.im_end.>",  # it ends the user's turn too
-    ),
-    "end in a later tag": (
-        SMOLLM2["specials"],
-        CHATML,
-        {"tags": "<r> <|endoftext|> <a> </a>"},
-        "4",
-        "the tag <.endoftext.> is a special token",
-    ),
-    "end in the gold": (SMOLLM2["specials"], CHATML, {}, "4<|im_end|>", "a tag or the gold answer contains <.im_end.>"),
-    "template writes the first tag": (SMOLLM2["specials"], WRITES_TAGS, {}, "4", None),
-    "template writes another tag": (
-        SMOLLM2["specials"],
-        WRITES_ANSWER,
-        {},
-        "4",
-        "begins the completion with '<answer>'",
-    ),
-    "template thinks": (SMOLLM2["specials"], THINKS, {"tags": THINK}, "4", None),
-    "no user": (SMOLLM2["specials"], NO_USER, {}, "4", "leaves out the user's turn"),
-    "cut": (SMOLLM2["specials"], CUTS, {}, "4", "leaves out the user's turn, or a part"),
-    "nothing": (SMOLLM2["specials"], "{# nothing #}", {}, "4", "leaves out the user's turn"),
-    "no system role": (SMOLLM2["specials"], DROPS_SYSTEM, {}, "4", None),
-    "unreadable": (SMOLLM2["specials"], CHATML, {}, "(((", r"not correct.*correct --answer_column"),
-}
+TEMPLATES = {"chatml": CHATML, "thinks": THINKS, "drops the system turn": DROPS_SYSTEM, "nothing": "{# nothing #}"}
+BEGIN = "assistant\n' }}{% endif %}"
+TEMPLATES["writes the first tag"] = CHATML.replace(BEGIN, BEGIN.replace("\n", "\n<reasoning>\n"))
+TEMPLATES["writes another tag"] = CHATML.replace(BEGIN, BEGIN.replace("\n", "\n<answer>"))
+TEMPLATES["no user"] = CHATML.replace("message['content']", "(message['content'] if message['role'] != 'user' else '')")
+TEMPLATES["cuts"] = CHATML.replace("message['content']", "message['content'][:40]")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is_named(name: str) -> None:
-    specials, template, settings, gold, words = CASES[name]
+@pytest.mark.parametrize("case", TABLES.values(), ids=TABLES)
+def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is_named(case: dict[str, Any]) -> None:
+    specials = [*SMOLLM2["specials"], *case.get("specials", [])]
+    template = TEMPLATES[case.get("template", "chatml")]
     tokenizer = byte_level(**SMOLLM2 | {"specials": specials, "template": template})
-    prompt = PromptArguments(**settings)
+    prompt = PromptArguments(**{"tags": case["tags"]} if "tags" in case else {})
+    gold, words = case.get("gold", "4"), case.get("fault")
     prepare_tokenizer(tokenizer, "some/model", None, prompt)
     seen = look(tokenizer, prompt.format.to_messages(PROMPT), gold, prompt)
     if words is None:

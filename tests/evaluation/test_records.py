@@ -1,31 +1,14 @@
 """Records as JSON: what is stored is read and written without a change, and damage is named."""
 
 import json
-from typing import Any
+from pathlib import Path
+
+from helpers.files import read_json
 
 from gtpo.evaluation.records import Entry, Head
 
 # An entry of results.json as it is stored: these names may not change.
-STORED: dict[str, Any] = {
-    "label": "demo-gtpo",
-    "benchmark": "arithmetic",
-    "problems": 1,
-    "dropped": {"with an empty answer": 1},
-    "k": 2,
-    "scores": {"pass": {"1": 50.0, "2": 100.0}, "format": 100.0, "tokens": 31.5},
-    "intervals": {"pass": {"1": [0.0, 97.5], "2": [2.5, 100.0]}},
-    "settings": {"benchmark": "arithmetic", "problems": 1, "problems_hash": "7c0e", "k": 2, "batch_size": None},
-    "model": "outputs/tiny/base-1",
-    "adapter": "outputs/demo/gtpo/adapter",
-    "checkpoint": "last",
-    "environment": {"packages": {"torch": "2"}},
-    "data": {"source": "arithmetic", "data_dir": None, "grader": None},
-    "graded_by": {"git_revision": None, "math-verify": "0.8", "timeouts": 0},
-    "per_problem": [
-        {"id": "arithmetic/0", "gold": "4", "n": 2, "c": 1, "formatted": 2}
-        | {"correct": "01", "correct_lenient": "11", "majority": "00"}
-    ],
-}
+STORED = read_json(Path(__file__).with_name("stored_entry.json"))
 ABOUT = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
 
 

@@ -4,12 +4,13 @@ The meaning of a file name is written here by hand from the paper's text.
 """
 
 import functools
+import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import tables_of
 from helpers.settings import CLASSES
 from paper_runs import FIGURES
 
@@ -18,6 +19,7 @@ from gtpo.arguments import Settings
 from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
 
+PARTS: dict[str, dict[str, Any]] = tables_of(__file__)
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
 
 
@@ -48,22 +50,6 @@ def test_run_of_several_figures_is_one_file() -> None:
 
 # The values: those in the name of a file, and Listing 1 for the rest
 
-_NUMBER = r"(\d+(?:\.\d+)?(?:e-\d+)?)"
-PARTS: dict[str, Callable[[str], dict[str, Any]]] = {  # part of a file name -> its values
-    rf"g{_NUMBER}": lambda n: {"num_generations": int(n)},
-    rf"beta{_NUMBER}": lambda n: {"beta": float(n)},
-    rf"gamma{_NUMBER}": lambda n: {"gamma": float(n)},
-    rf"h{_NUMBER}": lambda n: {"entropy_threshold": float(n)},
-    rf"onlyneg{_NUMBER}": lambda n: {"entropy_filter": "negative_only", "entropy_threshold": float(n)},
-    rf"temperature{_NUMBER}": lambda n: {"temperature": float(n)},
-    rf"lr{_NUMBER}": lambda n: {"learning_rate": float(n)},
-    rf"adam{_NUMBER}": lambda n: {"adam_beta1": float(n), "adam_beta2": float(n)},
-    "(no-filter)": lambda _: {"entropy_filter": "off", "gamma": 0.1},
-    "(correction-only)": lambda _: {"entropy_filter": "off", "gamma": 0.0},
-    # GRPO + gamma + filter (Fig. 4d): a GRPO run by its name in the paper, so with GRPO's Adam of Listing 1
-    "(no-correction)": lambda _: {"conflict_correction": False, "gamma": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95},
-}
-
 
 def method_of(path: Path) -> str:
     return path.stem.partition("-")[0]
@@ -82,11 +68,10 @@ def named_values(path: Path) -> dict[str, Any]:
         values["num_generations"] = 8
     rest = differs(path)
     while rest:
-        matches = {part: match for part in PARTS if (match := re.match(rf"{part}(?:-|$)", rest))}
-        assert len(matches) == 1, f"{path.name}: {rest!r} is not a known part of a name"
-        ((part, match),) = matches.items()
-        values |= PARTS[part](match[1])
-        rest = rest[match.end() :]
+        part = re.match(rf"({'|'.join(PARTS)})(\d+(?:\.\d+)?(?:e-\d+)?)?(?:-|$)", rest)
+        assert part, f"{path.name}: {rest!r} is not a known part of a name"
+        values |= {key: json.loads(part[2]) if value == "NUMBER" else value for key, value in PARTS[part[1]].items()}
+        rest = rest[part.end() :]
     return values
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from helpers.files import tables_of
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch, mark
 from transformers import TrainerControl, TrainerState
 
 from gtpo.arguments import Settings
 from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, scores
+
+TABLES = tables_of(__file__)
 
 
 def settings_of(directory: Path, *argv: str) -> Settings:
@@ -31,30 +34,9 @@ def test_scores_are_means_of_the_first_and_last_ten_rows() -> None:
     assert scores(rows) == ["accuracy 5.5 -> 25.5 %", "formatting 50.0 -> 50.0 %"]
 
 
-def of_accuracy(*values: Any) -> list[dict[str, Any]]:
-    return [{"step": step, "accuracy": value} for step, value in enumerate(values, 1)]
-
-
-NAMES = ("rewards/accuracy_reward/mean", "rewards/format_reward/mean", "rewards/mine/mean")
-
-
 @mark.parametrize(
     ("rows", "expected"),
-    [
-        (of_accuracy(10.0, 20.0, 30.0, 60.0, 80.0), ["accuracy 15.0 -> 70.0 %"]),  # shorter than twenty: its halves
-        (of_accuracy(10.0), ["accuracy 10.0 -> 10.0 %"]),
-        *((of_accuracy(bad, bad, 30.0), ["accuracy 30.0 -> 30.0 %"]) for bad in (None, math.nan, math.inf, "x")),
-        (of_accuracy(None, "x"), []),
-        # the paper's rewards are not repeated, and SFT has a loss instead
-        (
-            [{"step": 1, "accuracy": 10.0, "loss": 3.0} | dict.fromkeys(NAMES, 2.0)],
-            ["accuracy 10.0 -> 10.0 %", "mine 2 -> 2"],
-        ),
-        (
-            [{"loss": 0.5, "mean_token_accuracy": 0.25}, {"loss": 0.25, "mean_token_accuracy": 1}],
-            ["token accuracy 25.0 -> 100.0 %", "loss 0.5 -> 0.25"],
-        ),
-    ],
+    TABLES["scores_of_short_runs"],
 )
 def test_scores_of_short_runs(rows: list[dict[str, Any]], expected: list[str]) -> None:
     assert scores(rows) == expected

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.files import read_json, write_json
+from helpers.files import read_json, tables_of, write_json
 from helpers.scripts import ROOT
 
 from examples.tiny_base import save_untrained_tiny
 from gtpo.arguments import name_of
 from gtpo.runs.script import run_script
+
+TABLES = tables_of(__file__)
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
 FLAGS = """
@@ -51,74 +53,19 @@ TRAINED = """
 --lr_scheduler_type cosine_with_min_lr|--optim_args garbage|--lora_target_modules nothing|--max_prompt_length 3
 --model no_eos|--report_to paper|--cache_implementation foo
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
-QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
-QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--tags", "<a> </a> <a>> </b>"]]
-QUOTED += [["--run_name", "x\ny"], ["--system_prompt", " "], ["--config", ""], ["--resume", ""]]
+QUOTED = TABLES["quoted"]
 ASKED = '"prompt": "a", "answer": "1"'
-DATA: dict[str, str | bytes] = {
-    "empty.jsonl": "",
-    "blank.jsonl": "\n\n",
-    "torn.jsonl": "{",
-    "list.jsonl": "[1, 2]\n",
-    "no_column.jsonl": '{"q": "a", "answer": "1"}',
-    "null.jsonl": '{"prompt": null, "answer": "1"}',
-    "number.jsonl": '{"prompt": 3, "answer": "1"}',
-    "empty_prompt.jsonl": '{"prompt": "", "answer": "1"}',
-    "no_answer.jsonl": '{"prompt": "a"}',
+DATA: dict[str, str | bytes] = TABLES["data"] | {
     "binary.jsonl": b"\xff\xfe\x00a",
-    "nan.jsonl": '{"prompt": "a", "answer": NaN}',
-    "infinity.jsonl": '{"prompt": "a", "answer": Infinity}',
-    "object.jsonl": '{"prompt": "a", "answer": {"x": 1}}',
-    "half_json.csv": "prompt\n\"[{'role': 'user', 'content': 'Hi'}]\"\n",
-    "answered.jsonl": '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
-    "sharegpt.jsonl": '{"prompt": [{"from": "human", "value": "a"}]}',
-    "semicolons.csv": "prompt;answer\nA;1,5\nB;2\n",
-    "tabs.csv": "prompt\tanswer\nA\t1\n",
     "utf16.csv": "prompt,answer\na,1\n".encode("utf-16"),
     "latin.csv": "prompt,answer\né,1\n".encode("latin-1"),
-    "header_only.csv": "prompt,answer\n",
-    "column_twice.csv": "prompt,prompt\na,b\n",
-    "short.csv": "prompt,answer\na\n",
-    "long.csv": "prompt,answer\na,b,c\n",
-    "quote.csv": 'prompt,answer\n"a,b\n',
-    "no_name.csv": "prompt,\na,b\n",
-    "no.parquet": "PAR1nope",
-    "x.txt": "hello",
-    "x.json": "[]",
     "x.jsonl.gz": b"\x1f\x8b",
-    "no_content.jsonl": '{"prompt": [{"role": "user"}], "answer": "1"}',
-    "no_turn.jsonl": '{"prompt": [], "answer": "1"}',
-    "strings.jsonl": '{"prompt": ["hi"], "answer": "1"}',
-    "number_turn.jsonl": '{"prompt": [{"role": "user", "content": 3}], "answer": "1"}',
-    "types.jsonl": f'{{{ASKED}, "m": 1}}\n{{{ASKED}, "m": "x"}}',
-    "taken.jsonl": f'{{{ASKED}, "completions": "x"}}',
     "deep.jsonl": f'{{{ASKED}, "x": {"[" * 600}{"]" * 600}}}',
-    "surrogate.jsonl": '{"prompt": "a \\ud800", "answer": "1"}',
     "integer.jsonl": f'{{{ASKED}, "n": {"9" * 400}}}',
 }
 START = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy", "1"]
 START += ["--max_steps", "1", "--max_completion_length", "4", "--output_dir", "run", "--overwrite"]
-SETTINGS = {  # --config: the file, and the key that is named
-    "torn.yaml": ("a: [", "torn.yaml"),
-    "list.yaml": ("- 1", "list.yaml"),
-    "none.yaml": ("", "none.yaml"),
-    "twice.yaml": ("gamma: 1\ngamma: 2", "gamma"),
-    "alias.yaml": ("reward: &a [format]\nlora_target_modules: *a", "alias.yaml"),
-    "env.yaml": ("env: {A: b}", "env"),
-    "words.yaml": ("gamma: [1, 2]", "gamma"),
-    "text.yaml": ("gamma: much", "--gamma"),
-    "no_layers.yaml": ("lora_target_modules: []", "lora_target_modules"),
-    "start.yaml": ("overwrite: true", "overwrite"),
-    "resumed.yaml": ("resume: auto", "resume"),
-    "config.yaml": ("config: other.yaml", "config"),
-    "deep.yaml": ("[" * 5000, "recursion"),
-    "object.yaml": ("gamma: !!python/object:os.system {}", "object.yaml"),
-    "date.yaml": ("gamma: 2001-99-99", "month"),
-    "null.yaml": ("\x00", "null.yaml"),
-    "nested.yaml": ("lr_scheduler_kwargs: {a: 1, a: 2}", "nested.yaml"),
-    "merged.yaml": ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a", "merged.yaml"),
-    "keys.yaml": ("? [1]\n: 2", "keys.yaml"),
-}
+SETTINGS = TABLES["settings"] | {"deep.yaml": ("[" * 5000, "recursion")}  # --config: the file, and the named key
 EVALUATE = ["--model", "tiny", "--benchmarks"]
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0

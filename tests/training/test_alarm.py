@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.files import tables_of
 from helpers.scripts import ROOT
 
 from gtpo import CollapseAlarm
+
+TABLES = tables_of(__file__)
 
 
 def feed(alarm: CollapseAlarm, accuracies: Any, norms: Any, every: int = 1, metric: str = "accuracy") -> Any:
@@ -22,34 +25,26 @@ def feed(alarm: CollapseAlarm, accuracies: Any, norms: Any, every: int = 1, metr
     return control
 
 
-FALL = [60.0] * 30 + [40.0] * 30  # the mean of 25 steps is 9.6 points down after twelve steps at 40
-HIGH = [0.3] * 60
+def repeated(text: str) -> list[float]:
+    """``30 x 60, 2 x 40``: thirty values of 60, then two of 40."""
+    return [float(part.split()[2]) for part in text.split(", ") for _ in range(int(part.split()[0]))]
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "norms", "rings"),
-    [
-        (FALL, HIGH, 42),
-        (FALL, [0.2] * 60, None),  # a small gradient
-        (FALL, [0.2] * 45 + [0.5] * 15, 50),  # the norm's mean passes 0.25 with the fifth step at 0.5
-        ([60.0] * 30 + [52.0] * 30, HIGH, None),  # eight points
-        ([40.0] * 20 + [60.0] * 40, HIGH, None),  # a rise
-        ([60.0] * 5 + [0.0] * 15, HIGH[:20], None),  # less than a window
-        ([60.0] * 90 + [40.0] * 30, [0.3] * 120, None),  # after the first 100 steps
-        ([60.0] * 88 + [40.0] * 20, [0.3] * 108, 100),  # in the last of them
-        ([60.0] * 30 + [51.0] * 30, [0.25] * 60, 55),  # exactly 9 points and 0.25
-    ],
-)
-def test_the_alarm_rings(accuracies: list[float], norms: list[float], rings: int | None) -> None:
+FALL = repeated("30 x 60, 30 x 40")  # the mean of 25 steps is 9.6 points down after twelve steps at 40
+HIGH = repeated("60 x 0.3")
+
+
+@pytest.mark.parametrize(("accuracies", "norms", "rings"), TABLES["rings"])
+def test_the_alarm_rings(accuracies: str, norms: str, rings: int | None) -> None:
     alarm = CollapseAlarm()
-    control = feed(alarm, accuracies, norms)
+    control = feed(alarm, repeated(accuracies), repeated(norms))
     assert alarm.rang_at == rings
     assert control.should_save is (rings is not None) and not control.should_training_stop
 
 
 def test_the_whole_run_is_watched_on_request() -> None:
     alarm = CollapseAlarm(first_steps=None)
-    feed(alarm, [60.0] * 90 + [40.0] * 30, [0.3] * 120)
+    feed(alarm, repeated("90 x 60, 30 x 40"), repeated("120 x 0.3"))
     assert alarm.rang_at == 102
 
 
@@ -63,7 +58,7 @@ def test_it_can_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_plain_reward_and_lines_of_several_steps() -> None:
     """Rewards of 0 to 1, a line for five steps: five lines are a window."""
     alarm = CollapseAlarm(metric="rewards/right/mean", maximum=1.0)
-    feed(alarm, [0.6] * 8 + [0.4] * 8, [0.3] * 16, every=5, metric="rewards/right/mean")
+    feed(alarm, repeated("8 x 0.6, 8 x 0.4"), repeated("16 x 0.3"), every=5, metric="rewards/right/mean")
     assert alarm.rang_at == 55  # three lines of five at 40 %: 12 points
 
 
