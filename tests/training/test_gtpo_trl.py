@@ -11,6 +11,7 @@ import pytest
 import torch
 import trl
 from accelerate import Accelerator
+from helpers import canned
 from helpers.canned import GROUP, canned_group, trained_weights
 from helpers.files import tables_of
 from helpers.scripts import ROOT
@@ -149,9 +150,9 @@ def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(build: Any, monke
         assert trainer._measure_initial_entropy() == 3.5
     trainer.state.global_step = 7
     with pytest.raises(ValueError, match="the policy is trained: set initial_entropy"):
-        batch_of(trainer)
+        canned.batch_of(trainer)
     trainer.args.initial_entropy = 0.5  # set: it would win over a measured one
-    batch_of(trainer)
+    canned.batch_of(trainer)
     trainer.state.log_history.append({"initial_entropy": 0.9, "step": 0})
     assert trainer._initial_entropy() == 0.5 and len(trainer.state.log_history) == 1
 
@@ -174,7 +175,7 @@ def test_tools_and_images_are_refused(build: Any, monkeypatch: MonkeyPatch) -> N
         lambda self, inputs: (batch := scored(self, inputs)) | {"tool_mask": batch["completion_mask"]},
     )
     with pytest.raises(ValueError, match="does not support tool_mask: use text and no tools"):
-        batch_of(trainer)
+        canned.batch_of(trainer)
 
 
 def test_the_example_imports_nothing_else_of_ours() -> None:
