@@ -138,7 +138,7 @@ LIMITS = {
     "data": Limit(8_078, 9.88),
     "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_000, 10.10),
-    "grading": Limit(12_480, 9.97),
+    "grading": Limit(12_400, 9.90),
     "models": Limit(7_800, 9.71),
     "reports": Limit(6_430, 9.73),
     "runs": Limit(4_980, 9.23),

@@ -202,7 +202,13 @@ def is_ranking(items: tuple[str, ...]) -> bool:
     return any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items)
 
 
-def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: TimeBudget, *, ordered: bool) -> bool:
+def _same_items(
+    a: tuple[str, ...],
+    b: tuple[str, ...],
+    budget: TimeBudget,
+    *,
+    ordered: bool,
+) -> bool:
     """Compare elements pairwise, in order or in any order; long lists always in order."""
     if len(a) != len(b):
         return False

@@ -6,7 +6,10 @@ from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
 def extract_answer(
-    text: str, budget: TimeBudget | None = None, opening: str = ANSWER_OPEN, closing: str = ANSWER_CLOSE
+    text: str,
+    budget: TimeBudget | None = None,
+    opening: str = ANSWER_OPEN,
+    closing: str = ANSWER_CLOSE,
 ) -> str | None:
     """The stripped content of the last complete ``<answer>...</answer>`` block. Runs in linear time.
 

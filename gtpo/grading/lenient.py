@@ -49,7 +49,12 @@ class Verdicts(NamedTuple):
     correct_leniently: bool
 
 
-def grade_text(text: str, gold: str, opening: str = ANSWER_OPEN, closing: str = ANSWER_CLOSE) -> Verdicts:
+def grade_text(
+    text: str,
+    gold: str,
+    opening: str = ANSWER_OPEN,
+    closing: str = ANSWER_CLOSE,
+) -> Verdicts:
     """Grade a completion by both rules. The lenient one gets the time that the strict one leaves."""
     budget = TimeBudget()
     answer = extract_answer(text, budget, opening, closing)
@@ -83,10 +88,11 @@ def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:
 
 def _read_unit(unit: re.Match[str], text: str) -> str | None:
     """The answer in a part of a text; None for a number in a word or a formula, and for a formula without a number."""
-    formula = unit["dollars"] or unit["brackets"]
-    if formula is not None:
-        return formula if re.search(r"[0-9]", formula) and not _PROSE.search(re.sub(TEXT, "", formula)) else None
-    if unit["group"] is not None:
-        return unit["group"] if re.search(r"[0-9]", unit["group"]) else None
-    start, end = unit.span()
-    return None if _INSIDE.search(text, max(start - 12, 0), start) or _GOES_ON.match(text, end) else unit[0]
+    if unit["number"]:
+        start, end = unit.span()
+        is_part = _INSIDE.search(text, max(start - 12, 0), start) or _GOES_ON.match(text, end)
+        return None if is_part else unit[0]
+    found = unit["dollars"] or unit["brackets"] or unit["group"] or ""
+    if not re.search(r"[0-9]", found) or _PROSE.search(re.sub(TEXT, "", found)):
+        return None
+    return found

@@ -4,7 +4,7 @@ import itertools
 import re
 from functools import lru_cache
 
-from gtpo.grading.latex import OPENING, closing_index, split_top_level
+from gtpo.grading.latex import OPENING, TABLES, closing_index, split_top_level
 from gtpo.grading.numerals import product
 
 Structure = tuple[str, tuple[str, ...]]
@@ -16,13 +16,6 @@ _MATRIX = re.compile(
 _COMPONENT = re.compile(  # +2\hat{j}, 2j
     r"(?:^|(?=[+-]))([+-]?)([^+-]*?)\s*\*?(?:\\(?:hat|vec|widehat)\s*\{?([ijk])\}?|(?<![a-zA-Z\\])([ijk]))(?=[+-]|$)"
 )
-_DETERMINANTS = {  # by the numbers of rows and columns
-    (2, 2): "({0})*({3})-({1})*({2})",
-    (
-        3,
-        3,
-    ): "({0})*({4})*({8})+({1})*({5})*({6})+({2})*({3})*({7})-({2})*({4})*({6})-({1})*({3})*({8})-({0})*({5})*({7})",
-}
 
 
 @lru_cache(maxsize=2**14)
@@ -74,8 +67,8 @@ def _matrix(text: str) -> Structure | None:
         rows = [list(column) for column in zip(*rows, strict=True)]
     entries = tuple(entry for row in rows for entry in row)
     if match["bar"] or match["kind"] == "vmatrix":
-        determinant = _DETERMINANTS.get((len(rows), columns))
-        if not determinant:
+        determinant = TABLES["determinants"].get(len(entries))
+        if not determinant or columns != len(rows):
             return None
         value = determinant.format(*entries)
         return "", (f"{factor}({value})",)

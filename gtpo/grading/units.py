@@ -51,7 +51,6 @@ def _known_units() -> dict[str, Unit]:
 _KNOWN = _known_units()
 _NOT_UNITS = frozenset(TABLES["not_units"].split())  # plurals and short words that change the value
 _EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 # a value and what may be its unit: in text, or bare words after the first or the last number
 _MARKED = re.compile(rf"(?P<value>.*?)(?P<unit>(?:\\frac\{{)?\s*(?:\\mu\s*)?\\(?:{TEXT_COMMANDS})(?![a-zA-Z]).*)")
 _BARE = (
@@ -133,7 +132,7 @@ def _factors(flat: str) -> list[tuple[str, int]]:
     while match := _FACTOR.match(flat, position):
         if match["per"]:
             sign = -1
-        in_words = _POWERS.get(match["before"] or match["after"], 1)
+        in_words = TABLES["powers"].get(match["before"] or match["after"], 1)
         power = match["power"] or match["bare"] or in_words
         factors.append((match["word"], sign * int(power)))
         position = match.end()

@@ -28,7 +28,10 @@ OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 
 
 def load_rewards(
-    names: Sequence[str], known: Mapping[str, Reward], columns: Collection[str], noun: str = "reward"
+    names: Sequence[str],
+    known: Mapping[str, Reward],
+    columns: Collection[str],
+    noun: str = "reward",
 ) -> "list[CheckedReward]":
     """The reward functions of ``--reward``; their sum is the reward.
 
@@ -56,8 +59,6 @@ def _check_signature(reward: "CheckedReward", columns: set[str]) -> None:
     passed = FROM_TRL if reward.noun == "reward" else {"prompts", "completions"}
     try:
         inspect.signature(reward.function).bind(**dict.fromkeys(passed | columns))
-    except ValueError:  # some built-in functions have no signature
-        return
     except TypeError as error:
         raise UsageError(
             f"the {reward.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
@@ -78,8 +79,7 @@ def import_named(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     if not module:
         choice = ", ".join([*known, "file.py:function"])
         raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     is_file = path.is_file() or module.endswith(".py")
     try:
@@ -128,9 +128,9 @@ class CheckedReward:
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
-        arguments: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            arguments[name] = copy.deepcopy(value) if isinstance(value, list) else value
+        arguments: dict = {
+            name: copy.deepcopy(value) if isinstance(value, list) else value for name, value in kwargs.items()
+        }
         if isinstance(self.function, functools.partial):
             for bound in self.function.keywords:
                 arguments.pop(bound, None)
@@ -221,10 +221,8 @@ def place_of(error: BaseException, caller: str) -> str:
 
 def _described(kwargs: Mapping[str, Any], row: int) -> str:
     """A row for a message: the start of each of its values."""
-    columns = {}
-    for name in ("completions", "answer"):
-        if name in kwargs:
-            columns[name] = shorten(str(kwargs[name][row]), 120)
+    shown = kwargs.keys() & {"completions", "answer"}
+    columns = {name: shorten(str(kwargs[name][row]), 120) for name in sorted(shown, reverse=True)}
     return f"row {row + 1} of the batch: {columns}"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from fractions import Fraction
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -45,7 +46,12 @@ class Worker:
             os.register_at_fork(after_in_child=self.reset_after_fork)
 
     def compare(
-        self, a: str, b: str, tolerance: Fraction | None, limit: float, alone: bool = False
+        self,
+        a: str,
+        b: str,
+        tolerance: Fraction | None,
+        limit: float,
+        alone: bool = False,
     ) -> tuple[bool, float]:
         """(True if two LaTeX expressions are equal, seconds taken); :func:`gtpo.grading.symbolic.is_same`.
 
@@ -91,11 +97,10 @@ class Worker:
         start = time.monotonic()
         reply = b""
         try:
-            connection.send_bytes(request)
-            if connection.poll(max(limit, 0.01)):
-                reply = connection.recv_bytes()
-        except (OSError, EOFError):
-            pass  # the process died
+            with suppress(OSError, EOFError):  # the process died
+                connection.send_bytes(request)
+                if connection.poll(max(limit, 0.01)):
+                    reply = connection.recv_bytes()
         finally:
             if not reply:  # also after Ctrl-C: a late reply must not be read as the reply to the next request
                 self.stop()
@@ -108,10 +113,13 @@ class Worker:
             self._start()
         assert self._connection is not None
         if not self._is_ready:
-            message = self._first_message(self._connection)
+            message = ""  # or the reason why it did not start
+            with suppress(OSError, EOFError):
+                if self._connection.poll(START_LIMIT):
+                    message = self._connection.recv_bytes().decode()
             if message != "ready":
                 self.stop()
-                raise RuntimeError(f"the process did not start ({message}): install {self.needs}")
+                raise RuntimeError(f"the process did not start ({message or 'no reply'}): install {self.needs}")
             self._is_ready = True
         return self._connection
 
@@ -128,16 +136,6 @@ class Worker:
                 start_new_session=True,  # Ctrl-C does not reach it
             )
         self._connection, self._is_ready = ours, False
-
-    @staticmethod
-    def _first_message(connection: Connection) -> str:
-        """ "ready", or the reason why the process did not start."""
-        try:
-            if connection.poll(START_LIMIT):
-                return connection.recv_bytes().decode()
-            return f"no reply after {START_LIMIT:g} seconds"
-        except (OSError, EOFError):
-            return "it exited immediately"
 
 
 shared_worker = Worker()
