@@ -232,6 +232,8 @@ class CollapseAlarm(TrainerCallback):
             return
         if self.metric not in logs:
             rewards = [name for name in logs if name.startswith("rewards/") and name.endswith("/mean")]
+            if not rewards:  # the step trains again on completions of an earlier one: num_iterations
+                return
             raise ValueError(f"CollapseAlarm: no metric {self.metric!r} is logged; rewards here: {', '.join(rewards)}")
         fall, norm = self._fall_and_norm(state.global_step, logs)
         if fall < self.drop or norm < self.grad_norm:

@@ -67,6 +67,18 @@ def test_a_metric_that_nobody_logs_is_named() -> None:
         feed(CollapseAlarm(metric="acc"), [1.0], [1.0], metric="rewards/accuracy_reward/mean")
 
 
+def test_a_step_on_completions_of_an_earlier_one_is_not_watched() -> None:
+    """It logs no reward: with ``num_iterations`` 2 every second step."""
+    alarm = CollapseAlarm()
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    for step in range(1, 61):
+        logs = {"grad_norm": 0.3}
+        if step % 2:
+            logs["accuracy"] = 60.0 if step <= 30 else 40.0
+        alarm.on_log(None, SimpleNamespace(global_step=step), control, logs=logs)
+    assert alarm.rang_at == 41  # six of the 13 lines in 25 steps are 20 points lower
+
+
 def runs() -> list[pd.DataFrame]:
     """The stored runs of 600 steps or more, a table each."""
     found = []
