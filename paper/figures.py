@@ -72,7 +72,7 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
                     curve = _over_k(results.scored(evaluated[run], benchmark), metric)
                 else:
                     curve = results.smoothed(run, metric, matrix[scale]["window"])
-                _plot(axis, f"{legend} (n = {seeds[legend]})", curve, styles[legend])
+                plot_curves(axis, f"{legend} (n = {seeds[legend]})", curve, styles[legend])
             _finish_panel(axis, metric, base)
             if metric in SCORES and [*evaluated] != [*evaluated.values()]:
                 axis.set_title("GRPO at its best step", loc="left", fontsize=9)
@@ -93,7 +93,7 @@ def _finish_panel(axis: Any, metric: str, base: DataFrame) -> None:
     if metric == "entropy":
         plot_ln2(axis)
     if metric in SCORES:
-        _plot(axis, "base model", _over_k(base, metric), BASE)
+        plot_curves(axis, "base model", _over_k(base, metric), BASE)
     for value in base.get(SCORES_OF_BASE.get(metric), ()):
         axis.axhline(value, label="base model", **BASE)
     if metric in SCORES and axis.lines:
@@ -117,7 +117,7 @@ def _panels(count: int, groups: int) -> tuple[Any, Any]:
     return figure, [axes.flatten()]
 
 
-def _plot(axis: Any, legend: str, curves: DataFrame, style: dict[str, Any]) -> None:
+def plot_curves(axis: Any, legend: str, curves: DataFrame, style: dict[str, Any]) -> None:
     """The mean over the columns, one per seed, with its band."""
     if not curves.empty:
         plot_mean(axis, legend, curves.index.tolist(), curves.T.to_numpy().tolist(), style)

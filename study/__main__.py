@@ -73,7 +73,10 @@ def comparison_of(flags: Flags) -> Comparison:
     """A comparison by its name in study/experiments.yaml, or of the other flags."""
     directory = flags.output_dir and Path(flags.output_dir)
     keys = read_experiments()["defaults"]
-    given = {key: value for key, value in vars(flags).items() if value and key in keys}
+    given = {}
+    for key, value in vars(flags).items():
+        if value and key in keys:
+            given[key] = value
     if not flags.name:
         given["set"] = settings_of(given.get("set", ()))
         return Comparison("", given, directory)

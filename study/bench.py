@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
-from study import SETTINGS, Row, Values
+from study import SETTINGS, Row, Seeds, Values, Words
 from study.comparison import rate_rows
 
 RESULTS = Path("results")
@@ -110,7 +111,8 @@ class Comparison(SimpleNamespace):
         last = max(self.seeds)
         later = range(last + 1, last + 4)
         self.rate_seeds = numbers_of(spec["rate_seeds"] or later)
-        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
+        is_chosen_on_them = {*self.seeds} & {*self.rate_seeds}
+        if len(self.rates) > 1 and is_chosen_on_them:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
         self.settings_of: dict[str, Row] = {arm.name: {} for arm in self.arms}
         for key, value in self.set.items():
@@ -156,6 +158,10 @@ class Comparison(SimpleNamespace):
         log = path.parent / "logs" / f"{path.name}.log"
         cost = base.minutes_per_100_steps * self.steps / 100
         return Experiment(name, seed, base.settings["model"], argv, RunDirectory(path), log, cost)
+
+    def runs(self, base: Base, arm: Arm, rates: Words, seeds: Seeds) -> list[Experiment]:
+        """Those of an arm."""
+        return [self.run(base, arm, rate, seed) for rate, seed in product(rates, seeds)]
 
     def evaluations(self, base: Base, runs: Sequence[Experiment]) -> list[Evaluation]:
         """Some runs from a base on held-out problems: four samples of each, and greedily."""

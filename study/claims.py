@@ -62,7 +62,9 @@ class Claim:
     @property
     def compares_runs(self) -> bool:
         """Whether it is about a difference between runs; the other claims are about a threshold."""
-        return not self.allowed and len(self.measures) == 2 * len(self.pairs)
+        if self.allowed:
+            return False
+        return all(side.runs for side in chain(*self.pairs))
 
     def sides(self, runs: SeedRuns) -> Sides:
         """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
@@ -147,9 +149,9 @@ def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
     sides = []
     for seed in seeds:
         with suppress(KeyError):
-            more, less = claim.sides(SeedRuns(results, seed, window))
-            margins[str(seed)] = round(more - less + claim.allowed, 4)
-            sides.append((more, less))
+            both = claim.sides(SeedRuns(results, seed, window))
+            margins[str(seed)] = round(both[0] - both[1] + claim.allowed, 4)
+            sides.append(both)
     values = [*margins.values()]
     found = interval(values)
     size = SIZES[claim.unit] if claim.compares_runs else None
@@ -169,7 +171,7 @@ def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
         "why": why,
     }
     for name, number in _numbers(claim, sides, found).items():
-        row[name] = None if number is None else round(number, 4)
+        row[name] = number if number is None else round(number, 4)
     return row
 
 
@@ -179,10 +181,10 @@ def _numbers(claim: Claim, sides: Sequence[Sides], found: Interval | None) -> Ro
         numbers["mean"] = found.mean
         numbers["difference"] = found.mean - claim.allowed
         numbers["half_width"] = found.half_width
-    [more_side, less_side], *_ = claim.pairs
-    if sides and not (more_side.runs and less_side.runs):
+    more, less = claim.pairs[0]
+    if sides and not (more.runs and less.runs):
         means = [*map(fmean, zip(*sides, strict=True))]
-        if not more_side.runs:
+        if not more.runs:
             means.reverse()
         numbers["value"], numbers["threshold"] = means
     return numbers
@@ -235,7 +237,9 @@ def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list
     for seed, name in product(dict.fromkeys(seeds), names):
         work = experiment(matrix, "tiny", name, seed)
         experiments.append(work)
-        needed += [(work, benchmark) for run, benchmark in sorted(scored) if run == name]
+        for run, benchmark in sorted(scored):
+            if run == name:
+                needed.append((work, benchmark))
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 

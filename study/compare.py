@@ -4,22 +4,22 @@ import hashlib
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gtpo.errors import UsageError
-from gtpo.files import CONFIGS, write_atomically
-from gtpo.reports.curves import add_legend, grid, plot_mean
+from gtpo.files import write_atomically
+from gtpo.reports.curves import add_legend, grid
 from gtpo.runs.provenance import git_revision
-from paper.figures import LABELS, WIDTH
+from paper.figures import LABELS, WIDTH, plot_curves
 from paper.matrix import Evaluation, Experiment
-from paper.results import GREEDY, Results, read_results
+from paper.results import GREEDY, Results, Run, read_results
 from paper.runner import run_all
 from study import Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison
@@ -28,7 +28,6 @@ from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origins_in, read_json, read_origins
 
-PANELS = ("accuracy", "formatting")
 PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
 
 
@@ -49,15 +48,13 @@ class Found(NamedTuple):
         names = [self.name(comparison.arms[0]), self.name(arm)]
         same = []
         mixed = 0
-        runs = self.results.runs
         for seed in comparison.seeds:
-            if not all((name, seed) in runs for name in names):
-                continue
-            first, second = (self.origins.get(f"{name}-s{seed}") for name in names)
-            if first == second:
-                same.append(seed)
-            else:
-                mixed += 1
+            if {(name, seed) for name in names} <= self.results.runs.keys():
+                labels = [f"{name}-s{seed}" for name in names]
+                first, second = map(self.origins.get, labels)
+                if first == second:
+                    same.append(seed)
+                mixed += first != second
         base = self.base
         return Pair(self.results, names, same, comparison.window, base.benchmark_name, base.name, mixed)
 
@@ -66,14 +63,18 @@ def found_of(comparison: Comparison, base: Base) -> Found:
     """Everything that is there from a base."""
     stored = comparison.stored(base)
     place = comparison.place(base)
-    places = dict.fromkeys((stored, place))
-    results = read_results([directory for directory in places if directory.is_dir()])
+    results = read_results([stored, place])
+    names = {name for arm in comparison.arms for name in comparison.rate_names(arm)}
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
         name, _, _ = label.rpartition("-s")
-        if any(name in comparison.rate_names(arm) for arm in comparison.arms):
+        if name in names:
             origins[label] = origin
     return Found(base, results, origins, comparison.chosen_rates(results))
+
+
+def every_found(comparison: Comparison) -> list[Found]:
+    return [found_of(comparison, base) for base in comparison.bases]
 
 
 # The runs
@@ -102,32 +103,36 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
 
     A seed of which all runs are stored in results/ is left out, unless ``--output_dir`` names a place to repeat it.
     """
-    runs: list[Experiment] = []
-    evaluations = []
-    planned = 0
+    works = Works([], [], 0)
+    stored = 0
     for base in comparison.bases:
         rates = found_of(comparison, base).rates
-        stored = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
         compared = []
         choosing = []
         for arm in comparison.arms:
             if arm.name in rates:
-                compared += [comparison.run(base, arm, rates[arm.name], seed) for seed in seeds]
-                continue
-            for rate, seed in product(comparison.rates, comparison.rate_seeds):
-                choosing.append(comparison.run(base, arm, rate, seed))
-        planned += len(compared) + len(choosing)
-        missing = set()
-        for run in compared:
-            if (run.name, run.seed) not in stored or run.run.path.exists():
-                missing.add(run.seed)
-        compared = [run for run in compared if run.seed in missing]
-        runs += compared
-        runs += [run for run in choosing if (run.name, run.seed) not in stored]
-        if compared:
-            evaluations += comparison.evaluations(base, compared)
-    runs.sort(key=attrgetter("seed"))
-    return Works(runs, evaluations, planned - len(runs))
+                compared += comparison.runs(base, arm, [rates[arm.name]], seeds)
+            else:
+                choosing += comparison.runs(base, arm, comparison.rates, comparison.rate_seeds)
+        condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
+        left = _left(compared, condensed)
+        chosen = _left(choosing, condensed)
+        works.runs.extend([*left, *chosen])
+        if left:
+            works.evaluations.extend(comparison.evaluations(base, left))
+        stored += len(compared) - len(left)
+        stored += len(choosing) - len(chosen)
+    works.runs.sort(key=attrgetter("seed"))
+    return works._replace(stored=stored)
+
+
+def _left(runs: Sequence[Experiment], condensed: Collection[Run]) -> list[Experiment]:
+    """The runs of the seeds of which a run is not stored, or is also here, perhaps without its scores."""
+    seeds = set()
+    for run in runs:
+        if (run.name, run.seed) not in condensed or run.run.path.exists():
+            seeds.add(run.seed)
+    return [run for run in runs if run.seed in seeds]
 
 
 def state_line(comparison: Comparison, seeds: Seeds) -> str:
@@ -201,11 +206,10 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
 def table_of(comparison: Comparison, found: Found) -> Row:
     """Of a base: its scores before training, and each arm minus the first one in every measure."""
     untrained = {}
-    if not comparison.is_shared:  # the results there are from several bases
-        for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
-            scored = found.results.scored("base", found.base.benchmark_name + suffix)
-            if not scored.empty:
-                untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
+    for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
+        scored = found.results.scored("base", found.base.benchmark_name + suffix)
+        if len(scored) == 1:  # shared results can be from several bases
+            untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
     rows = []
     for arm in comparison.arms[1:]:
         pair = found.pair(comparison, arm)
@@ -225,28 +229,25 @@ def plan_text(comparison: Comparison) -> str:
 
 def plan_state(comparison: Comparison, revisions: Words) -> str:
     """Whether plan.md is in the revisions that the runs were made from: absent, uncommitted, another, or committed."""
-    path = (comparison.results / PLAN).resolve()
-    root = CONFIGS.parent.resolve()
-    if not path.is_file():
+    if not (comparison.results / PLAN).is_file():
         return "absent"
-    if not revisions or not path.is_relative_to(root):
-        return "uncommitted"
     for revision in revisions:
-        name = f"{revision.removesuffix('-dirty')}:{path.relative_to(root).as_posix()}"
-        done = subprocess.run(["git", "show", name], cwd=root, capture_output=True, text=True, encoding="utf-8")
+        name = f"{revision.removesuffix('-dirty')}:./{PLAN}"
+        show = ["git", "show", name]
+        done = subprocess.run(show, cwd=comparison.results, capture_output=True, text=True, encoding="utf-8")
         if done.returncode:
             return "uncommitted"
         if done.stdout != plan_text(comparison):
             return "another"
-    return "committed"
+    return "committed" if revisions else "uncommitted"
 
 
 def write_page(comparison: Comparison, directory: Path, command: str) -> list[Path]:
     """The page of a comparison, made by ``command``, and its figure; the files."""
-    every = [found_of(comparison, base) for base in comparison.bases]
+    every = every_found(comparison)
     origins = [origin for found in every for origin in found.origins.values()]
-    revisions = sorted({str(origin[0]) for origin in origins})
-    machines = {str(origin[1:]) for origin in origins}
+    revisions = sorted({str(revision) for revision, *_ in origins})
+    machines = {str(machine) for _, *machine in origins}
     values = {
         "comparison": comparison,
         "lost": LOST,
@@ -260,17 +261,17 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
         "figure": FIGURE,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    drawn = draw_comparison(comparison, every)
-    write_atomically(directory / FIGURE, partial(drawn.savefig, dpi=100, format="png"))
+    write_figure(comparison, every, directory / FIGURE)
     write_atomically(directory / PAGE, render("comparison.template.md", values))
     return [directory / PAGE, directory / FIGURE]
 
 
-def draw_comparison(comparison: Comparison, every: Sequence[Found], panels: Words = PANELS) -> Any:
+def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> None:
     """A column per base, a row per metric, or a row of a single base.
 
     Colour is the arm; line and band are the mean over seeds and its interval.
     """
+    panels = comparison.panels
     rows, columns = len(panels), len(every)
     if columns == 1:
         rows, columns = columns, rows
@@ -278,18 +279,11 @@ def draw_comparison(comparison: Comparison, every: Sequence[Found], panels: Word
     by_base = axes.reshape(len(panels), -1).T
     for found, column in zip(every, by_base, strict=True):
         column[0].set_title(found.base.name, loc="left", fontsize=10)
-        window = comparison.window
         for metric, axis in zip(panels, column, strict=True):
-            axis.set_xlabel("training step")
-            axis.set_ylabel(LABELS[metric])
+            axis.set(xlabel="training step", ylabel=LABELS[metric])
             for arm in comparison.arms:
-                name = found.name(arm)
-                curves = found.results.smoothed(name, metric, window)
-                if curves.empty:
-                    continue
+                curves = found.results.smoothed(found.name(arm), metric, comparison.window)
                 style = {"color": arm.color, "linewidth": 1.6}
-                steps = curves.index.tolist()
-                by_seed = curves.T.to_numpy().tolist()
-                plot_mean(axis, arm.label, steps, by_seed, style)
+                plot_curves(axis, arm.label, curves, style)
     add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
-    return figure
+    write_atomically(path, partial(figure.savefig, dpi=100, format="png"))

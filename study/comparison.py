@@ -41,7 +41,10 @@ class Pair(NamedTuple):
 
     def differences(self, measure: str) -> dict[int, float]:
         """Seed -> the difference in a measure."""
-        return {seed: second - first for seed, (first, second) in self.values(measure).items()}
+        found = {}
+        for seed, (first, second) in self.values(measure).items():
+            found[seed] = second - first
+        return found
 
     def row(self, measure: str) -> Row:
         """What :func:`compare` says of a measure, and the means of both arms."""
@@ -66,7 +69,8 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str,
             continue
         row: Row = {}
         for key in MEANS:
-            ends = [Curve(results.curve(name, seed, key)).late() for seed in found]
+            curves = [results.curve(name, seed, key) for seed in found]
+            ends = [Curve(curve).late() for curve in curves]
             row[key] = mean_of(ends)
         rows[name] = row | {"seeds": len(found)}
     return rows
@@ -102,8 +106,9 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
 def mcnemar_p(first: Sequence[bool], second: Sequence[bool]) -> float:
     """The p of McNemar's test, over the signs of the unlike pairs: is one of two paired outcomes more frequent?"""
-    unlike = [a - b for a, b in zip(first, second, strict=True) if a != b]
-    return sign_flip_p(unlike) or 1.0
+    differences = np.subtract(first, second, dtype=float)
+    unlike = differences[differences != 0]
+    return sign_flip_p(unlike.tolist()) or 1.0
 
 
 def add_holm(rows: Sequence[Row]) -> None:

@@ -1,7 +1,7 @@
 """Comparisons whose runs are stored together: when a run collapses (the rules of docs/log.md), and what was found."""
 
 import shlex
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paper.results import Results
 from study import Row, Values, Words
@@ -15,8 +15,7 @@ ENTROPY = 0.05  # nats that the last quarter of a lost run is above the first
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """When a run from a base learns and is lost; a rate is admitted if so many seeds or more learn and are lost.
 
     Attributes:
@@ -34,27 +33,22 @@ class Rule:
 
     def falls(self, runs: SeedRuns, name: str) -> bool:
         """Whether a run has lost accuracy or formatting at its end."""
-        limits = LOST
-        if self.share is not None:
-            gain = runs.curve(name, "accuracy").highest() - self.base
-            limits = LOST | {"accuracy": self.share * max(gain, 0.0)}
-        return has_fallen(runs, name, limits)
+        if self.share is None:
+            return has_fallen(runs, name)
+        gain = runs.curve(name, "accuracy").highest() - self.base
+        points = self.share * max(gain, 0.0)
+        return has_fallen(runs, name, LOST | {"accuracy": points})
 
     def is_lost(self, runs: SeedRuns, name: str) -> bool:
         """Whether it falls, and its entropy has risen."""
-        rise = round(_rise(runs, name), 9)
-        return self.falls(runs, name) and rise >= ENTROPY
-
-
-def _rise(runs: SeedRuns, name: str) -> float:
-    """The entropy of the last quarter minus that of the first."""
-    entropy = runs.curve(name, "entropy")
-    return entropy.late() - entropy.early()
+        rise = runs.curve(name, "entropy").rise()
+        return self.falls(runs, name) and round(rise, 9) >= ENTROPY
 
 
 def families() -> dict[str, Row]:
     """Title -> the entry of study/experiments.yaml, of the stored comparisons with a rule."""
-    return {title: spec for title, spec in read_experiments()["stored"].items() if "rule" in spec}
+    stored = read_experiments()["stored"]
+    return {title: spec for title, spec in stored.items() if "rule" in spec}
 
 
 def family_values(title: str, results: Results, origins: Values) -> Row:
@@ -70,14 +64,12 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
     rule = Rule(**spec["rule"])
     chosen = comparison.chosen_rates(results)
     found = Found(comparison.bases[0], results, origins, chosen)
-    arms = [found.name(arm) for arm in comparison.arms if arm.name in found.rates]
     rates: dict[str, Row] = {}
-    if len(comparison.rates) > 1:
-        for arm in comparison.arms:
-            rates |= rate_rows(results, comparison.rate_names(arm), comparison.rate_seeds)
+    for arm in comparison.arms if len(comparison.rates) > 1 else ():
+        rates |= rate_rows(results, comparison.rate_names(arm), comparison.rate_seeds)
     values = {
         "rates": rates,
-        "arms": arms,
+        "arms": [found.name(arm) for arm in comparison.arms if arm.name in chosen],
         "seeds": 0,
         "mixed": 0,
         "rows": {},
@@ -86,17 +78,16 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
         "admission": admission(results, comparison.window, rule, spec.get("admission", ())),
         "planned": len(comparison.seeds),
     }
-    if len(arms) < 2:
+    if len(chosen) < 2:
         return values
     pair = found.pair(comparison, comparison.arms[1])
     planned = [row["measure"] for row in comparison.primary]
     rows = {}
     for label, text in comparison.labels.items():
-        rows[label] = pair.row(text) | {"primary": text in planned}
+        rows[label] = {**pair.row(text), "primary": text in planned}
     add_holm([row for row in rows.values() if row["primary"]])
-    values |= {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows}
-    values["lost"] = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
-    return values
+    lost = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
+    return values | {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows, "lost": lost}
 
 
 def admission(results: Results, window: int, rule: Rule, names: Words) -> dict[str, Row]:
@@ -105,16 +96,15 @@ def admission(results: Results, window: int, rule: Rule, names: Words) -> dict[s
     for name in names:
         seeds = [seed for seed in results.seeds(name) if seed in ADMISSION]
         runs = [SeedRuns(results, seed, window) for seed in seeds]
-        if not runs:
-            continue
         learns = sum(rule.learns(run, name) for run in runs)
         lost = sum(rule.is_lost(run, name) for run in runs)
-        is_admitted = learns >= rule.learn and lost >= rule.lose
-        row: Row = {"seeds": seeds}
-        row |= {"learns": learns, "lost": lost, "admitted": is_admitted}
-        for key in ("accuracy", "formatting"):
-            ends = [run.curve(name, key).late() for run in runs]
-            row[key] = [round(end, 1) for end in ends]
-        row["entropy"] = [round(_rise(run, name), 3) for run in runs]
-        rows[name] = row
+        row: Row = {"seeds": seeds, "learns": learns, "lost": lost}
+        row["admitted"] = learns >= rule.learn and lost >= rule.lose
+        for key, statistic, digits in (("accuracy", "late", 1), ("formatting", "late", 1), ("entropy", "rise", 3)):
+            row[key] = []
+            for run in runs:
+                value = run.curve(name, key).of(statistic)
+                row[key].append(round(value, digits))
+        if seeds:
+            rows[name] = row
     return rows

@@ -39,10 +39,12 @@ class Curve(NamedTuple):
         return max(1.0, len(self.values) / 4)
 
     def first_third(self) -> float:
-        return self.values.iloc[: len(self.values) // 3].mean()
+        third = len(self.values) // 3
+        return float(self.values.iloc[:third].mean())
 
     def last_third(self) -> float:
-        return self.values.iloc[-(len(self.values) // 3) :].mean()
+        third = len(self.values) // 3
+        return float(self.values.iloc[-third:].mean())
 
     def mean(self) -> float:
         return self.values.mean()
@@ -57,6 +59,10 @@ class Curve(NamedTuple):
     def fall(self) -> float:
         """The highest value of the trailing mean minus the mean over the last quarter."""
         return self.highest() - self.late()
+
+    def rise(self) -> float:
+        """The mean over the last quarter minus that over the first."""
+        return self.late() - self.early()
 
     def largest_loss(self) -> float:
         """The largest fall of the trailing mean below an earlier value."""
@@ -110,8 +116,11 @@ class SeedRuns(NamedTuple):
 
 def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
     """Whether a run ends so far below the highest trailing mean of a metric."""
-    over = [runs.curve(name, metric).fall() - points for metric, points in limits.items()]
-    return max(over) >= 0
+    over = []
+    for metric, points in limits.items():
+        curve = runs.curve(name, metric)
+        over.append(curve.fall() >= points)
+    return any(over)
 
 
 class Measure(NamedTuple):

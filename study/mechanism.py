@@ -43,18 +43,17 @@ class Policy(NamedTuple):
 
 def policies_of(only: Words = ("",)) -> list[Policy]:
     """The policies of study/experiments.yaml whose name, ``tiny step 40``, has one of some parts."""
-    every = []
-    for model, spec in read_experiments()["mechanism"].items():
-        comparison = Comparison(model, spec["comparison"])
-        base, arm = comparison.bases[0], comparison.arms[0]
-        run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
-        for step in spec["steps"]:
-            name = f"{model} step {step}" if step else f"{model} base"
-            every.append(Policy(name, run, step, spec["groups"]))
-    found = [policy for policy in every if any(part in policy.name for part in only)]
+    known = read_experiments()["mechanism"]
+    found = []
+    for name, spec in known.items():
+        if any(part in name for part in only):
+            model, *_ = name.split()
+            comparison = Comparison(model, spec["comparison"])
+            base, arm = comparison.bases[0], comparison.arms[0]
+            run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
+            found.append(Policy(name, run, spec["step"], spec["groups"]))
     if not found:
-        known = ", ".join(policy.name for policy in every)
-        raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {known}.")
+        raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {', '.join(known)}.")
     return found
 
 
@@ -88,8 +87,10 @@ def summarize(lines: Sequence[Row]) -> Row:
         changes = effects[column].dropna()
         over_grpo = (changes - effects[f"GRPO|{target}"]).dropna()
         row = {"objective": objective, "target": target, "number": len(changes)}
-        row["mean"], row["half_width"] = map(rounded, mean_of(changes.tolist()))
-        row["minus_grpo"] = [*map(rounded, mean_of(over_grpo.tolist()))]
+        of_objective = mean_of(changes.tolist())
+        row["mean"], row["half_width"] = map(rounded, of_objective)
+        minus_grpo = mean_of(over_grpo.tolist())
+        row["minus_grpo"] = [*map(rounded, minus_grpo)]
         rows.append(row)
     rewards = {}
     for name in lines[0]:

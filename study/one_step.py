@@ -110,7 +110,8 @@ class OneStep:
         trainer = self.trainer
         size = trainer.num_generations
         torch.manual_seed(number)
-        row = trainer.train_dataset[self.prompts[number % len(self.prompts)]]
+        prompt = self.prompts[number % len(self.prompts)]
+        row = trainer.train_dataset[prompt]
         with torch.no_grad():
             batch = trainer._generate_and_score_completions([row] * size)
         facts: Row = {"group": number, "effects": {}}
@@ -123,7 +124,8 @@ class OneStep:
         mask = batch["completion_mask"]
         logps, token_entropy = trainer._logps_and_entropy(trainer.model, batch)
         entropy = completion_entropy(token_entropy, mask).detach()
-        for name, loss in losses(logps, entropy, mask, batch["conflict_mask"], advantages).items():
+        of_objective = losses(logps, entropy, mask, batch["conflict_mask"], advantages)
+        for name, loss in of_objective.items():
             update = self._gradient(-loss)
             if update.any():
                 update /= update.norm()

@@ -9,8 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,7 +21,7 @@ from paper.results import METRICS_FILE, Results, read_results
 from study import Row, Seeds, Values
 from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
 from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
-from study.compare import draw_comparison, found_of
+from study.compare import every_found, write_figure
 from study.compare import write_page as write_comparison_page
 from study.families import families, family_values
 from study.findings import findings
@@ -32,10 +30,7 @@ from study.mechanism import store_mechanism
 from study.rendering import render
 from study.storage import read_origins, store
 
-RESULTS = Path("results")
-PLACES = {name: RESULTS / name for name in ("tiny", "smol_comparison", "collapse", "headroom")}  # of condensed runs
-for _share in (0, 20, 50, 80):
-    PLACES[f"missing-{_share}"] = RESULTS / "missing_tags" / f"missing-{_share}"
+PLACES = {name: Path("results") / path for name, path in read_experiments()["places"].items()}  # of condensed runs
 LOSES = 20.0  # points below an earlier value
 FINDINGS = "found.template.md"  # for README.md
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
@@ -44,7 +39,6 @@ PAGES = {  # template -> page
     "figures.template.md": DIRECTORY / "claims.md",
 }
 METRICS = read_experiments()["stored_metrics"]
-SMOL_PANELS = ("accuracy", "formatting", "entropy", "conflict_push")
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 DECIDED = VERDICTS[:3]
 
@@ -88,15 +82,16 @@ def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
     """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
     claims: list[Row] = []
     for figure, of_figure in read_claims().items():
-        claims += [{"figure": figure} | check(claim, results, seeds, window) for claim in of_figure]
+        for claim in of_figure:
+            row = check(claim, results, seeds, window)
+            claims.append({"figure": figure, **row})
     by_verdict = Counter(claim["verdict"] for claim in claims)
     compared = [claim for claim in claims if claim["size"] and not claim["why"]]
     held = [claim for claim in claims if claim["verdict"] == "holds"]
-    allowed = [claim["mean"] - claim["difference"] for claim in held]
     return {
         "claims": claims,
         "verdicts": {name: by_verdict[name] for name in VERDICTS},
-        "with_margin": sum(margin > 1 for margin in allowed),
+        "with_margin": sum(claim["mean"] - claim["difference"] > 1 for claim in held),
         "by_chance": round(0.025 * len(compared), 1),
     }
 
@@ -109,13 +104,13 @@ def smol_values(results: Results) -> Row:
         seeds = results.seeds(name)
         runs[name] = {"seeds": seeds}
         for metric in ("formatting", "accuracy"):
-            thirds = []
             curves = [Curve(results.curve(name, seed, metric)) for seed in seeds]
-            for third in ("first_third", "last_third"):
-                thirds.append(_pair([curve.of(third) for curve in curves]))
-            runs[name][metric] = thirds
+            first = _pair([curve.first_third() for curve in curves])
+            last = _pair([curve.last_third() for curve in curves])
+            runs[name][metric] = [first, last]
     seeds = comparison.seeds
-    claims = [check(claim, results, seeds, comparison.window) for claim in read_claims("smol_claims.yaml")["smol"]]
+    of_smol = read_claims("smol_claims.yaml")["smol"]
+    claims = [check(claim, results, seeds, comparison.window) for claim in of_smol]
     filtered = [results.curve("gtpo", seed, "filtered_fraction") for seed in results.seeds("gtpo")]
     share = 100 * float(concat(filtered).mean()) if filtered else None
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": rounded(share)}
@@ -183,9 +178,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         The files written.
     """
     names = select_figures(matrix, ["all"], "tiny")
-    finished = [run for run in experiments_of(matrix, names, "tiny") if run.is_finished]
-    if finished:
-        store(DIRECTORY, RUNS / "tiny", finished, METRICS)
+    store(DIRECTORY, RUNS / "tiny", experiments_of(matrix, names, "tiny"), METRICS)
     for name in known_comparisons():
         store_comparison(known_comparison(name))
     found = {place: read_results([directory]) for place, directory in PLACES.items()}
@@ -193,10 +186,8 @@ def write_page(matrix: Matrix) -> list[Path]:
     written = draw_all(matrix, names, "tiny", found["tiny"], DIRECTORY, ["png"])[0]
     if found["smol_comparison"].runs:
         comparison = known_comparison("smol")
-        of_base = [found_of(comparison, base) for base in comparison.bases]
-        figure = draw_comparison(comparison, of_base, SMOL_PANELS)
         written.append(comparison.results / "smol.png")
-        write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
+        write_figure(comparison, every_found(comparison), written[-1])
     origins = {place: read_origins(directory) for place, directory in PLACES.items()}
     summary = summarize(matrix, found, store_mechanism(), origins)
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
@@ -215,11 +206,8 @@ def store_comparison(comparison: Comparison) -> None:
     """Add the finished runs of a comparison to its condensed ones."""
     seeds = sorted({*comparison.seeds, *comparison.rate_seeds})
     for base in comparison.bases:
-        finished = []
-        for arm, rate, seed in product(comparison.arms, comparison.rates, seeds):
-            run = comparison.run(base, arm, rate, seed)
-            if run.is_finished:
-                finished.append(run)
-        if finished:
-            directory = comparison.stored(base)
-            store(directory, comparison.place(base), finished, METRICS, with_base=not comparison.is_shared)
+        runs = []
+        for arm in comparison.arms:
+            runs += comparison.runs(base, arm, comparison.rates, seeds)
+        directory = comparison.stored(base)
+        store(directory, comparison.place(base), runs, METRICS, with_base=not comparison.is_shared)

@@ -7,7 +7,8 @@ from pathlib import Path
 from study import Row
 
 LINE = 140  # characters; tables, figures and code stay as they are
-VERBATIM = re.compile(r"\||!\[|#|<|```")
+# A paragraph or a list item; tables, figures, headings and HTML stay as they are.
+TEXT = re.compile(r"^(?!\||!\[|#|<)(?P<mark>\* |\d+\. )?.+(\n(?!\* |\d+\. ).+)*", flags=re.MULTILINE)
 
 
 def render(template: str, values: Row) -> str:
@@ -30,22 +31,12 @@ def wrapped(page: str) -> str:
     """The page with each paragraph and list item in lines of at most ``LINE`` characters, and single empty lines."""
     parts = re.split(r"(^```.*?^```$)", page, flags=re.MULTILINE | re.DOTALL)
     for place in range(0, len(parts), 2):  # the others are code
-        blocks = re.split(r"\n{2,}", parts[place])
-        parts[place] = "\n\n".join(map(_block, blocks))
+        single = re.sub(r"\n{3,}", "\n\n", parts[place])
+        parts[place] = TEXT.sub(_filled, single)
     return "".join(parts)
 
 
-def _block(block: str) -> str:
-    """A paragraph or a list, wrapped; a table, figure or heading is unchanged."""
-    body = block.strip("\n")
-    if not body or VERBATIM.match(body):
-        return block
-    items = re.split(r"\n(?=\* |\d+\. )", body)
-    return block.replace(body, "\n".join(map(_item, items)))
-
-
-def _item(item: str) -> str:
-    mark = re.match(r"\* |\d+\. ", item)
-    indent = " " * len(mark[0]) if mark else ""
-    words = " ".join(item.split())
+def _filled(item: re.Match[str]) -> str:
+    indent = " " * len(item["mark"] or "")
+    words = " ".join(item[0].split())
     return textwrap.fill(words, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

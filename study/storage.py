@@ -1,16 +1,14 @@
 """Condensed results: the metrics of every step, scores with counts by problem, and where each run is from."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
-
-from pandas import DataFrame
 
 from gtpo.files import write_atomically
 from paper.matrix import Experiment
 from paper.results import METRICS_FILE, SCORES_FILE, Results, Run, read_results
-from study import Row
+from study import Row, Words
 from study.measures import rounded
 
 ORIGINS = "origins.json"
@@ -18,32 +16,34 @@ ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
-def store(
-    directory: Path, source: Path, finished: Sequence[Experiment], metrics: Iterable[str], *, with_base: bool = True
-) -> None:
-    """Add some finished runs below ``source``, and their scores, to the condensed results in ``directory``.
+def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Words, *, with_base: bool = True) -> None:
+    """Add the finished ones of some runs below ``source``, and their scores, to the condensed results in ``directory``.
 
     Revision and machine of each run are stored too. ``with_base``: also the scores of the base.
     """
-    new = {(run.name, run.seed) for run in finished}
-    runs: dict[Run, DataFrame] = {}
-    entries = []
+    new = {}
+    for run in runs:
+        if run.is_finished:
+            new[run.name, run.seed] = run.label
+    if not new:
+        return
     stored = read_results([directory])
     added = only(read_results([source]), new, with_base)
+    rows = {}
+    entries = []
     for results in (stored, added):
-        for run, rows in results.runs.items():
-            runs[run] = rows.reset_index()
-        entries += [*results.scores.get("entry", ())]
-    condense(Results.of(runs, entries), directory, metrics)
-    labels = {run.label for run in finished}
+        entries += results.scores.get("entry", ())
+        for key, table in results.runs.items():
+            rows[key] = table.reset_index()
+    condense(Results.of(rows, entries), directory, metrics)
     origins = read_origins(directory)
     for label, origin in origins_in(source).items():
-        if label in labels:
+        if label in new.values():
             origins[label] = origin
     write_atomically(directory / ORIGINS, json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
-def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
+def condense(results: Results, directory: Path, metrics: Words) -> None:
     """Store some metrics of every step, rounded to five significant digits, and the scores without completions.
 
     ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
@@ -53,9 +53,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     kept = columns.map(rounded).reset_index()
     entries = []
     for entry in results.scores.get("entry", []):
-        problems = entry.get("per_problem", ())
-        counts = [[problem["n"], problem["c"]] for problem in problems]
-        if counts:
+        if "per_problem" in entry:
+            counts = [[problem["n"], problem["c"]] for problem in entry["per_problem"]]
             entry = {**entry, "counts": counts}
         of_entry = {key: entry[key] for key in ENTRY_KEYS if key in entry}
         entries.append(json.dumps(of_entry))

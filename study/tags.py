@@ -22,8 +22,7 @@ def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Words) -> Tensor
     rows = []
     for tokens, mask in zip(ids.tolist(), valid.tolist(), strict=True):
         pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
-        spans = [tag_span(pieces, tag) for tag in tags]
-        rows.append([span or (0, 0) for span in spans])
+        rows.append([tag_span(pieces, tag) or (0, 0) for tag in tags])
     return torch.tensor(rows, device=ids.device)
 
 

@@ -185,14 +185,13 @@ def test_verdicts(row: dict[str, Any], expected: str, tmp_path: Path, monkeypatc
 # The plan
 
 
-def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
     """Whether plan.md is in the revisions that the runs were made from."""
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         return subprocess.check_output(["git", *who, *words], cwd=tmp_path, text=True).strip()
 
-    monkeypatch.setattr("study.compare.CONFIGS", tmp_path / "configs")
     comparison = Comparison("", TWO, tmp_path / "runs")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
