@@ -123,6 +123,7 @@ def by_benchmark(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def grouped(entries: Sequence[Entry], key: Callable[[Entry], str]) -> dict[str, list[Entry]]:
+    """The entries by a key, in their order."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         found.setdefault(key(entry), []).append(entry)

@@ -20,7 +20,7 @@ from gtpo.files import write_atomically
 from gtpo.prompts import PromptFormat
 from gtpo.runs.provenance import git_revision
 
-Graded = tuple[Sequence[str | None], Sequence[bool]]  # the answers in the completions of a problem; if they are correct
+Graded = tuple[Sequence[str | None], Sequence[bool]]  # answers of a problem's completions; whether they are correct
 
 
 def grade(path: Path, problems: Problems) -> Entry:
@@ -75,7 +75,10 @@ def _judge(
     problems: Problems,
     prompt: PromptFormat,
 ) -> dict[str, Graded]:
-    """By the grader that the problems name; by default ours, which is strict, "", and also ``_lenient``."""
+    """The verdicts of the grader that the problems name, under "".
+
+    By default it is ours, whose lenient verdicts are under ``_lenient``: a key is the end of the names of metrics.
+    """
     tags = prompt.tags[2:]
     if not problems.graded_by:
         verdicts = [grading.grade_text(text, problem.gold, *tags) for text in texts]
