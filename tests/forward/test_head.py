@@ -28,6 +28,9 @@ SHAPES = [(0, 4, 7), (1, 1, 1), (1, 3, 2), (6, 2, 1), (5, 4, 3), (7, 5, 13), (16
 TILES = [None, (4, 8), (1, 50), (7, 13)]  # rows x columns; None: the module's default, larger than every shape here
 TRAINABLE = ["nothing", "weight", "bias", "weight and bias"]
 HEADS = mark.parametrize("head", [linear_logps_and_entropy, plain_logps_and_entropy], ids=["tiles", "plain"])
+FROZEN_OR_NOT = mark.parametrize("trainable", ["nothing", "weight and bias"])
+LIKELY_OR_NOT = mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+HALF = mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
 @fixture(params=TILES, ids=lambda tile: "default tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
@@ -143,7 +146,7 @@ def test_float64_equals_plain_computation(
 
 
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 @mark.parametrize("tile", [None, (16, 64)], ids=str)
 def test_error_is_within_that_of_the_plain_computation(
     dtype: torch.dtype, trainable: str, tile: tuple[int, int] | None, monkeypatch: MonkeyPatch
@@ -174,7 +177,7 @@ def test_error_is_within_that_of_the_plain_computation(
         assert error.abs().max() <= 2 * plain_error.abs().max() + slack, name
 
 
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 @mark.parametrize("tile", [(2, 600), (600, 2), (8, 8)], ids=str)
 def test_bfloat16_sums_over_many_tiles_in_float32(
     trainable: str, tile: tuple[int, int], monkeypatch: MonkeyPatch
@@ -230,7 +233,7 @@ def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
     assert_equal(with_entropy, torch.autograd.grad(logps.sum(), hidden)[0])
 
 
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 def test_without_gradient_the_values_are_the_same(trainable: str) -> None:
     case = random_case((9, 4, 11), bias=True)
     expected = run(linear_logps_and_entropy, case)
@@ -255,7 +258,7 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 @HEADS
 @mark.parametrize("trainable", TRAINABLE)
 @mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
-@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@LIKELY_OR_NOT
 def test_rows_outside_grad_rows_get_zero_gradient(
     head: Callable, trainable: str, wanted: str, far: bool, monkeypatch: MonkeyPatch
 ) -> None:
@@ -292,8 +295,8 @@ def test_logit_scale_and_soft_cap_equal_the_plain_computation(
 # --- autocast, mixed dtypes and the compiled function ----------------------------------------------------------------
 
 
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
-@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@FROZEN_OR_NOT
+@LIKELY_OR_NOT
 def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
     case = random_case((33, 16, 129), bias=True, scale=100.0 if far else 2.0).to(torch.float32)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)
@@ -349,7 +352,7 @@ def emulate_wide_matmuls(monkeypatch: MonkeyPatch) -> list[tuple[str, list[Tenso
     return calls
 
 
-@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@HALF
 def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(dtype: torch.dtype, monkeypatch: MonkeyPatch) -> None:
     """Each recorded call again on fake CUDA tensors, which check shapes and dtypes as CUDA does, without data."""
     mm = torch.mm
@@ -408,7 +411,7 @@ def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypa
         run(linear_logps_and_entropy, random_case((4, 16, 30)).to(torch.bfloat16), trainable="nothing")
 
 
-@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@HALF
 @mark.parametrize("softcap", [None, 30.0])
 def test_matmuls_with_float32_output_do_not_round_the_logits(
     dtype: torch.dtype, softcap: float | None, monkeypatch: MonkeyPatch
@@ -425,7 +428,7 @@ def test_matmuls_with_float32_output_do_not_round_the_logits(
     assert error < narrow_error  # observed 0.5 to 0.96
 
 
-@mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@HALF
 def test_entropy_is_accurate_for_unlikely_targets(dtype: torch.dtype) -> None:
     """The target is the least likely token: relative to it, bfloat16 logits of likely tokens have few digits."""
     case = random_case((64, 64, 3000), scale=1.5).to(dtype)
@@ -508,7 +511,7 @@ FAR = {  # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z -
 
 
 @mark.parametrize("dtype", FAR.keys())
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, tiles: None) -> None:
     # Logits 0, -2, ... for the likely tokens and down to -5000 for the targets, one per row.
     depths = [0, -5, -12, -20, -60, -65, -66, -67, -68, -69, -70, -80, -88, -104, -500, -5000]
@@ -568,7 +571,7 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
 
 
 @HEADS
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 @mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: torch.dtype, trainable: str) -> None:
     weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
@@ -578,7 +581,7 @@ def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: t
 
 
 @HEADS
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(head: Callable, trainable: str) -> None:
     case = random_case((6, 4, 9), bias=True)
     case.targets %= 7
@@ -615,8 +618,8 @@ class LargestTensor(TorchDispatchMode):
 
 
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
-@mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+@FROZEN_OR_NOT
+@LIKELY_OR_NOT
 def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     dtype: torch.dtype, trainable: str, far: bool, monkeypatch: MonkeyPatch
 ) -> None:
@@ -672,7 +675,7 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 @mark.parametrize("half", [False, True], ids=["half of the rows", "all rows"])
 def test_three_threads_give_the_results_of_one(
     trainable: str, half: bool, three_threads: None, monkeypatch: MonkeyPatch
@@ -687,7 +690,7 @@ def test_three_threads_give_the_results_of_one(
     assert_float64(parallel, alone)
 
 
-@mark.parametrize("trainable", ["nothing", "weight and bias"])
+@FROZEN_OR_NOT
 def test_threads_work_in_inference_mode(trainable: str, three_threads: None) -> None:
     case = random_case((600, 8, 50), bias=True)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)

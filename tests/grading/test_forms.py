@@ -15,36 +15,22 @@ from gtpo.grading.numerals import parse_number, rounding_tolerance, same_number
 from gtpo.grading.structure import parse_structure
 from gtpo.grading.units import LABEL, PERCENT, Unit, split_unit, strip_units
 
-
-def length(size: str, power: int = 1) -> Unit:
-    return Unit(Fraction(size), frozenset({("m", power)}))
-
-
-CM2 = length("0.0001", 2)
-SECOND = Unit(Fraction(1), frozenset({("s", 1)}))
-SPEED = Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)}))
-
+UNITS: dict[str | None, Unit | None] = {
+    None: None,
+    "label": LABEL,
+    "percent": PERCENT,
+    "cm": Unit(Fraction("0.01"), frozenset({("m", 1)})),
+    "cm^2": Unit(Fraction("0.0001"), frozenset({("m", 2)})),
+    "s": Unit(Fraction(1), frozenset({("s", 1)})),
+    "mph": Unit(Fraction("0.44704"), frozenset({("m", 1), ("s", -1)})),
+}
 TABLE = read_settings(Path(__file__).with_name("forms.yaml"))
 FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
     last_boxed: TABLE["last_boxed"],
     normalise: TABLE["normalise"],
     parse_structure: {text: (kind, tuple(items)) for text, (kind, items) in TABLE["parse_structure"].items()},
-    parse_number: {
-        **{"18": (18, False), "-.5": (Fraction(-1, 2), False), "10%": (10, True), "1.2e5": (120_000, False)},
-        **{r"-\frac{-1}{2}": (Fraction(1, 2), False), r"-1\frac{1}{2}": (Fraction(-3, 2), False)},
-        **{"(3/4)": (Fraction(3, 4), False), "1.2*10^{-3}": (Fraction(12, 10_000), False)},
-        **dict.fromkeys([r"3\frac{-1}{2}", r"\frac{1}{0}", "(18", "1_8", "١٨", "1e9999", "x"]),
-    },
-    split_unit: {
-        **{"18": ("18", None, False), r"5\text{ cm}^{2}": ("5", CM2, False), "5 square cm": ("5", CM2, False)},
-        **{"5 centimeters": ("5", length("0.01"), False), "5 mph": ("5", SPEED, False)},
-        **{"5 miles per hour": ("5", SPEED, False), "5 million": ("5*10^{6}", None, False)},
-        **{r"5\frac{\text{mi}}{\text{h}}": ("5", SPEED, False), r"5\mathrm{mi h^{-1}}": ("5", SPEED, False)},
-        **{"18 ducks": ("18", LABEL, False), r"18\text{ ways}": ("18", LABEL, False)},
-        **{"18 plus": ("18 plus", None, False), "18%": ("18%", PERCENT, False)},
-        **{"2s": ("2", SECOND, True), "2 s": ("2", SECOND, False), "x+2 s": ("x+2", SECOND, True)},
-        r"18\text{ maybe 19}": (r"18\text{ maybe 19}", None, False),
-    },
+    parse_number: {text: found and (Fraction(found[0]), found[1]) for text, found in TABLE["parse_number"].items()},
+    split_unit: {text: (rest, UNITS[unit], bare) for text, (rest, unit, bare) in TABLE["split_unit"].items()},
 }
 
 
