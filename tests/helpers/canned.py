@@ -44,6 +44,12 @@ def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: A
     return [float(sum(ids) % 3) for ids in completion_ids]
 
 
+def canned_advantages() -> torch.Tensor:
+    """A_i of the first canned group by ``reward_parity``."""
+    rewards = torch.tensor(reward_parity(None, canned_group(0)))
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
 class _Canned:
     """Mixin: ``_generate_single_turn`` returns the step's canned group; each process gets its share."""
 

@@ -113,19 +113,16 @@ def naive_conflict_push(
     advantages: list[float],
     group_size: int,
     token_weights: list[float],
-    factors: list[float] | None = None,
     directions: tuple[bool, ...] = (False, True),
     positive_weight: float = 2.0,
 ) -> tuple[float, float]:
     """Mean over the conflict tokens (direction, position, token) of sum_i w_i A_i and of sum_i w_i lambda_ip A_i.
 
-    The spans are those of the advantages; ``factors`` multiply A_i in the sums only; a direction is backward or not.
+    A direction is backward or not.
     """
     mask = naive_conflict_mask(completions, advantages, group_size)
     weights = naive_conflict_weights(mask, advantages, positive_weight)
-    strength = [
-        w * a * f for w, a, f in zip(token_weights, advantages, factors or [1.0] * len(advantages), strict=True)
-    ]
+    strength = [weight * advantage for weight, advantage in zip(token_weights, advantages, strict=True)]
     plain = []
     corrected = []
     for start in range(0, len(completions), group_size):
@@ -179,6 +176,14 @@ def naive_entropy_filter(
 
 
 # --- the objectives --------------------------------------------------------------------------------------------------
+
+
+def naive_token_weights(lengths: list[int], loss_type: str, longest: int) -> list[float]:
+    """w_i of each row by the definitions of the papers; ``longest`` is T_max of Dr. GRPO."""
+    if loss_type == "grpo":
+        return [1 / len(lengths) / max(1, length) for length in lengths]
+    tokens = longest * len(lengths) if loss_type == "dr_grpo" else sum(lengths)
+    return [1 / tokens] * len(lengths)
 
 
 def naive_gtpo_loss(

@@ -22,6 +22,7 @@ from helpers.reference import (
     naive_entropy_filter,
     naive_grpo_loss,
     naive_gtpo_loss,
+    naive_token_weights,
     pad,
     plain_gtpo_loss,
     unpad,
@@ -360,14 +361,16 @@ def loss_options(
     lengths = batch.mask.sum(1).tolist()
     rows = len(batch.mask)
     count = {"grpo": None, "dr_grpo": 20 * rows}.get(loss_type, sum(lengths))  # T_max = 20; all tokens
-    each = [1 / rows / max(1, n) if count is None else 1 / count for n in lengths]
     importance = None
     if corrected is not None:  # (B, T) with garbage in the padding, or (B, 1); one per token for the reference
         importance = (1.5 + batch.logps / 4).masked_fill(batch.mask == 0, math.nan)
         importance = importance if corrected == "token" else importance[:, :1].nan_to_num(nan=0.5)
     ours = {"loss_type": loss_type, "normalizer": count, "importance_weights": importance}
     ours["old_per_token_logps"] = batch.old_logps if old else None
-    lists = {"token_weights": each, "old_logps": batch.lists("old_logps") if old else None}
+    lists = {
+        "token_weights": naive_token_weights(lengths, loss_type, 20),
+        "old_logps": batch.lists("old_logps") if old else None,
+    }
     lists["importance"] = None if importance is None else unpad(importance.expand_as(batch.logps), batch.mask)
     return ours, lists
 

@@ -20,6 +20,7 @@ from helpers.reference import (
     naive_entropy_filter,
     naive_grpo_loss,
     naive_gtpo_loss,
+    naive_token_weights,
     pad,
     unpad,
 )
@@ -75,20 +76,12 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
     ]
     advantages[5] = 0.0
     lengths = [len(row) for row in completions]
-    each = {
-        "grpo": [1 / 24 / n for n in lengths],
-        "dr_grpo": [1 / 24 / 32] * 24,
-        "dapo": [1 / sum(lengths)] * 24,
-        "bnpo": [1 / sum(lengths)] * 24,
-    }[loss_type]
+    each = naive_token_weights(lengths, loss_type, 32)
     normalizer = {"grpo": None, "dr_grpo": 24 * 32, "dapo": sum(lengths), "bnpo": sum(lengths)}[loss_type]
     found = weights_of_rows(length_mask(lengths, max(lengths)), normalizer)
     assert found.tolist() == pytest.approx(each, rel=1e-6)
-    signs = [1.0] * len(advantages)
-    expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs)
-    assert push_of(completions, advantages.tolist(), GROUP, each) == pytest.approx(expected, abs=1e-12)
-    for span, backward in ((1, False), (2, True)):
-        expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs, (backward,))
+    for span, directions in enumerate(((False, True), (False,), (True,))):
+        expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, directions)
         assert push_of(completions, advantages.tolist(), GROUP, each, span) == pytest.approx(expected, abs=1e-12)
     assert abs(expected[0]) > 1e-5
 
@@ -214,12 +207,7 @@ def test_a_step_is_the_naive_objective(
     advantages = batch["advantages"].tolist()
     assert min(advantages) < 0 < max(advantages)
     lengths = [len(row) for row in completions]
-    each = {
-        "grpo": [1 / GROUP / n for n in lengths],
-        "dr_grpo": [1 / GROUP / 40] * GROUP,
-        "dapo": [1 / sum(lengths)] * GROUP,
-        "bnpo": [1 / sum(lengths)] * GROUP,
-    }[loss_type]
+    each = naive_token_weights(lengths, loss_type, 40)
     logps, entropies = plain_logps_and_entropy(trainer, batch)
     means = naive_completion_entropy(entropies)
     mask = naive_conflict_mask(completions, advantages, ROWS)
@@ -237,19 +225,18 @@ def test_a_step_is_the_naive_objective(
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected, abs=1e-5)
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
+    assert abs(logged["entropy"] - sum(map(sum, entropies)) / sum(lengths)) > 1e-3  # TRL's is a mean over tokens
     assert method == "grpo" or logged["filtered_fraction"] == pytest.approx(delta.count(0.0) / GROUP)
     conflicts = sum(map(sum, mask))
     assert logged["conflict_tokens"] == pytest.approx(conflicts / GROUP)
     assert logged["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
     assert logged["completion_length"] == pytest.approx(sum(lengths) / GROUP)
-    both, opening, closing = (
-        naive_conflict_push(completions, advantages, ROWS, each, [1.0] * GROUP, directions, positive_weight)
-        for directions in ((False, True), (False,), (True,))
-    )
-    assert abs(both[0]) > 1e-4 and opening != closing
-    for span, pushes in (("", both), ("_opening", opening), ("_closing", closing)):
-        assert logged[f"conflict_push{span}"] == pytest.approx(pushes[0], abs=1e-6)
-        assert logged[f"conflict_push_corrected{span}"] == pytest.approx(pushes[1], abs=1e-6)
+    pushes = []
+    for span, directions in (("", (False, True)), ("_opening", (False,)), ("_closing", (True,))):
+        pushes.append(naive_conflict_push(completions, advantages, ROWS, each, directions, positive_weight))
+        found = logged[f"conflict_push{span}"], logged[f"conflict_push_corrected{span}"]
+        assert found == pytest.approx(pushes[-1], abs=1e-6)
+    assert abs(pushes[0][0]) > 1e-4 and pushes[1] != pushes[2]
 
 
 @pytest.mark.parametrize("zero_advantage", ["entropy", "skip"])

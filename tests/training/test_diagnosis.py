@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, canned_group
-from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
+from helpers.canned import canned_group
 from pytest import MonkeyPatch
 
 from gtpo import SamplerProbe
@@ -38,45 +37,6 @@ def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
 
     trainer._generate_single_turn = sample
     return trainer
-
-
-def first_row(trainer: Any) -> Any:
-    """What one step logs."""
-    trainer.train()
-    return trainer.state.log_history[0]
-
-
-def test_the_metrics_equal_the_naive_references(build: Any) -> None:
-    row = first_row(build("grpo"))
-    completions = canned_group(0)
-    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
-    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
-    mask = naive_conflict_mask(completions, advantages, GROUP)
-    conflicts = sum(map(sum, mask))
-    lengths = [len(ids) for ids in completions]
-    assert row["conflict_tokens"] == pytest.approx(conflicts / GROUP)
-    assert row["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
-    each = [1 / GROUP / length for length in lengths]
-    for name, spans in (("", (False, True)), ("_opening", (False,)), ("_closing", (True,))):
-        expected = naive_conflict_push(completions, advantages, GROUP, each, [1.0] * GROUP, spans)
-        found = row[f"conflict_push{name}"], row[f"conflict_push_corrected{name}"]
-        assert found == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_entropy_is_a_mean_over_completions(build: Any) -> None:
-    row = first_row(build("grpo", "trained"))
-    trainer = build("trl", "untrained")
-    prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
-    entropies = []
-    for completion in canned_group(0):
-        with torch.no_grad():
-            logits = trainer.model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        log_pi = logits.double().log_softmax(-1)
-        entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
-    means = naive_completion_entropy(entropies)
-    assert row["entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
-    tokens = [value for each in entropies for value in each]
-    assert abs(row["entropy"] - sum(tokens) / len(tokens)) > 1e-3  # TRL's is a mean over tokens
 
 
 def untrained_adapter(trainer: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer
+from helpers.canned import GROUP, canned_advantages, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
 from torch import Tensor
 from transformers import (
@@ -122,8 +122,7 @@ def plain_gradients(trainer: Any) -> dict[str, Tensor]:
     """Gradients of Eq. 11 by the model's own logits, one completion at a time, without padding and without a filter."""
     prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
     completions = canned_group(0)
-    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions])
-    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+    advantages = canned_advantages().tolist()
     weights = naive_conflict_weights(naive_conflict_mask(completions, advantages, GROUP), advantages)
     for ids, advantage, row in zip(completions, advantages, weights, strict=True):
         logits = trainer.model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[0]

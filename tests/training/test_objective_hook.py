@@ -11,6 +11,7 @@ from helpers.canned import (
     CannedGRPO,
     CannedGTPO,
     assert_same,
+    canned_advantages,
     canned_group,
     weight_changes,
 )
@@ -100,10 +101,9 @@ def test_the_push_has_the_token_weights_of_the_objective(steps_per_generation: i
     assert ("conflict_push" in first) is (steps_per_generation == 3)
     assert row["entropy"] > 0
     completions = canned_group(0)
-    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
-    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+    advantages = canned_advantages().tolist()
     each = [1 / GROUP / len(ids) ** 0.5 for ids in completions]
-    expected = naive_conflict_push(completions, advantages, GROUP, each, [1.0] * GROUP)
+    expected = naive_conflict_push(completions, advantages, GROUP, each)
     assert (row["conflict_push"], row["conflict_push_corrected"]) == pytest.approx(expected, rel=1e-4)
 
 
