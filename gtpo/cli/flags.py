@@ -45,16 +45,22 @@ def check_flags(method: str, argv: Sequence[str], classes: Sequence[type]) -> No
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, annotation in annotations.items():
         kind = annotation.removesuffix(" | None")
-        choices = ast.literal_eval(kind.removeprefix("Literal")) if kind.startswith("Literal") else None
         number = {"int": int, "float": float}.get(kind, str)
-        parser.add_argument(f"--{name}", nargs="*" if "list" in kind else "?", type=number, choices=choices)
+        words = "*" if "list" in kind else "?"
+        choices = None
+        if kind.startswith("Literal"):
+            choices = ast.literal_eval(kind.removeprefix("Literal"))
+        parser.add_argument(f"--{name}", nargs=words, type=number, choices=choices)
         parser.add_argument(f"--no_{name}", nargs="?")  # HfArgumentParser's, for --log_completions false
     known, unknown = parser.parse_known_args(argv)
     later = ("--objective", "--unsloth_")  # a user's class, and Unsloth in TRL's configs, have fields of their own
     if not any(word.startswith(later) for word in argv):
         refuse_unknown(unknown, annotations)
-    numbers = {name: value for name, value in vars(known).items() if isinstance(value, int | float)}
-    check_fields(argparse.Namespace(**numbers), CHECKS)
+    numbers = argparse.Namespace()
+    for name, value in vars(known).items():
+        if isinstance(value, int | float):
+            setattr(numbers, name, value)
+    check_fields(numbers, CHECKS)
     if method == "gtpo" and known.beta:
         raise UsageError(f"--beta is {known.beta}: expected 0, because GTPO has no KL term: train_grpo.py has one.")
 
@@ -65,16 +71,13 @@ def annotations_of(config: str) -> dict[str, str]:
     Args:
         config: grpo_config or sft_config.
     """
-    transformers, trl = map(_directory_of, ("transformers", "trl"))
     found: dict[str, str] = {}
-    for file in (transformers / "training_args.py", trl / "trainer/base_config.py", trl / f"trainer/{config}.py"):
-        text = file.read_text(encoding="utf-8")
+    for file in ("transformers/training_args.py", "trl/trainer/base_config.py", f"trl/trainer/{config}.py"):
+        package, _, _ = file.partition("/")
+        installed = Path(str(find_spec(package).origin)).parents[1]  # type: ignore[union-attr]
+        text = (installed / file).read_text(encoding="utf-8")
         found |= re.findall(r"^    ([a-z]\w*): (.+?) = ", text, re.MULTILINE)  # the fields of its dataclasses
     return found
-
-
-def _directory_of(package: str) -> Path:
-    return Path(str(find_spec(package).origin)).parent  # type: ignore[union-attr]
 
 
 def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ from gtpo.files import read_yaml
 
 HELP_FLAGS = {"-h", "--help"}
 HELP_ALL = "--help_all"
+_short_help = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # names in one column
 
 
 def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) -> NoReturn:
@@ -21,11 +23,11 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
         classes: Our dataclasses of settings.
         preset: The values of the selected preset.
     """
-    parser = argparse.ArgumentParser(usage="%(prog)s [--key value ...]", formatter_class=_ShortHelp, add_help=False)
+    parser = argparse.ArgumentParser(usage="%(prog)s [--key value ...]", formatter_class=_short_help, add_help=False)
     parser.description = sys.modules["__main__"].__doc__
     parser.epilog = f"{HELP_ALL} lists every setting, with TRL's."
     fields = fields_of(classes)
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for cls in classes:
         defaults |= vars(cls())
     defaults |= preset
@@ -34,9 +36,10 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
         for name, shown in settings.items():
             if method in shown.get("methods", [method]):
                 text = shown.get("text") or fields[name].metadata["help"]
-                group.add_argument(f"--{name}", metavar="", help=text + _bracketed(defaults.get(name_of(name))))
+                default = defaults.get(name_of(name))
+                group.add_argument(f"--{name}", metavar="", help=text + _bracketed(default))
     parser.print_help()
-    raise SystemExit(0)
+    raise SystemExit
 
 
 def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoReturn:
@@ -48,7 +51,7 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
     texts = {}
     for settings in _shown().values():
         for name, shown in settings.items():
-            texts[name_of(name)] = shown.get("text")
+            texts[name] = shown.get("text")
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not --max-steps too
         action.help = texts.get(action.dest) or action.help
@@ -56,7 +59,7 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
             action.help = argparse.SUPPRESS
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
     parser.print_help()
-    raise SystemExit(0)
+    raise SystemExit
 
 
 def _shown() -> dict[str, dict[str, dict[str, Any]]]:
@@ -70,13 +73,6 @@ def _bracketed(default: Any) -> str:
     if text in ("None", "False", ""):
         return ""
     return f" [{text.replace('True', 'true')}]".replace("%", "%%")
-
-
-class _ShortHelp(argparse.RawDescriptionHelpFormatter):
-    """The description as it is; names of settings in one column."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
 
 
 class _AllHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -59,13 +59,13 @@ _T = TypeVar("_T")
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
-TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
+TRUE = ["yes", "true", "t", "y", "1"]  # as HfArgumentParser
 REMOVED = {  # settings of earlier revisions -> the value of stored runs that changed nothing
     "early_stopping_patience": None,
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
-COMMAND_LINE_ONLY = ("dry_run", "resume", "overwrite", "regrade", "compare")
+COMMAND_LINE_ONLY = ["dry_run", "resume", "overwrite", "regrade", "compare"]
 _OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
 DERIVED = (  # from other settings, unless given
     *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
@@ -138,7 +138,9 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
-    of_file = _read_file(parser, flags["config"]) if flags.get("config") else {}
+    of_file = {}
+    if config := flags.get("config"):
+        of_file = _read_file(parser, config)
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     return cls(**values), {*flags, *of_file}
@@ -164,7 +166,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     elif has_gpu or needs_gpu:
         name = "qwen"
     else:
-        name = "smol" if alias == "smol" or Path(model).name == Path(MODEL_ALIASES["smol"]).name else "cpu"
+        is_smol = "SmolLM2-135M" in MODEL_ALIASES.get(model, model)
+        name = "smol" if is_smol else "cpu"
         if fault := check_driver():
             logger.warning("training runs on the CPU: %s", fault)
     return CONFIGS / method / f"{name}.yaml"
@@ -195,30 +198,32 @@ def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
     of_run = False
     if config is not None:
         beside = RunDirectory(Path(config).parent)
-        of_run = beside.config == Path(config) and (beside.lock.exists() or beside.environment.exists())
+        has_run = beside.lock.exists() or beside.environment.exists()
+        of_run = has_run and beside.config == Path(config)
     elif run is not None:
         of_run = True
         config = str(run.config)
     stored = {} if config is None else read_yaml(config, aliases=False)
     for name in sorted({"objective", "reward"} - flags.keys()):
-        value = stored.get(name) or []
-        words = [value] if isinstance(value, str) else list(map(str, value))
+        words = stored.get(name) or []
+        if isinstance(words, str):
+            words = [words]
         code = [word for word in words if word not in ("format", "accuracy")]
         if code:
             again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
             raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
-    given = {name: value for name, value in (stored | flags).items() if value}
+    given = {name: value for name, value in {**stored, **flags}.items() if value}
     objective = given.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
-    model = str(given.get("model", ModelArguments.model))
+    model = given.get("model", ModelArguments.model)
     adapter = find_adapter(model)
     of_prompt = stored if of_run else {}
     if adapter is not None:
         of_prompt = RunDirectory(adapter.parent).read_config()
         model = of_prompt["model"]
-    backend = str(given.get("backend", ModelArguments.backend))
-    dry_run = (flags.get("dry_run", "false") or "true").lower() in TRUE
+    backend = given.get("backend", ModelArguments.backend)
+    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
     return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
 
 
@@ -241,7 +246,7 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
     else:
         name = flags.get("run_name")
         run = _newest_run(method, f"*-{name}" if name else "*")
-    of = method_of(run) if run.config.is_file() else method
+    of = method_of(run)
     if of != method:
         raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
     return run
@@ -272,7 +277,10 @@ def _start_from(adapter: Path, stored: Mapping[str, Any], named: Set[str]) -> di
     shape = ("lora_rank", "lora_target_modules")
     for name in named & {*shape}:
         raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
-    return {name: stored[name] for name in ("model", *shape)} | {"initial_adapter": str(adapter)}
+    found = {name: stored[name] for name in shape}
+    found["model"] = stored["model"]
+    found["initial_adapter"] = str(adapter)
+    return found
 
 
 def _without_remote_settings(
@@ -292,7 +300,10 @@ def _without_remote_settings(
 
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    runs = [run for run in own_runs() if run.has_checkpoint and run.path.match(name) and method_of(run) == method]
+    runs = []
+    for run in own_runs():
+        if run.has_checkpoint and run.path.match(name) and method_of(run) == method:
+            runs.append(run)
     if not runs:
         raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
     unfinished = [run for run in runs if not run.is_finished]
@@ -336,7 +347,10 @@ def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
     fields = fields_of(parser.dataclass_types)
     namespace, unknown = parser.parse_known_args(list(words))
     refuse_unknown(unknown, [*fields, "config"])
-    values = {name: value for name, value in vars(namespace).items() if name in fields}
+    values = {}
+    for name, value in vars(namespace).items():
+        if name in fields:
+            values[name] = value
     match values.get("report_to"):
         case [reporter]:
             values["report_to"] = reporter
@@ -370,7 +384,9 @@ def _word_of(value: Any, action: argparse.Action) -> str:
     """A value of a YAML file as on a command line."""
     if isinstance(value, bool) and action.choices:
         return "on" if value else "off"  # which YAML 1.1 reads as booleans
-    return value if isinstance(value, str) else json.dumps(value, default=str)  # YAML has dates
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)  # YAML has dates
 
 
 def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], named: Set[str]) -> None:
@@ -380,12 +396,14 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], na
     if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
         values |= dict.fromkeys(sizes)  # those of a file are for its groups
     shares_host = values["use_cpu"] and processes > 1
-    if "num_generations" in values and preset.stem != "tiny" and not any(map(values.get, sizes)) and not shares_host:
+    has_estimate = "num_generations" in values and preset.stem != "tiny" and not shares_host
+    if has_estimate and not any(map(values.get, sizes)):
         from gtpo.models.memory import derived_micro_batch  # imports torch
 
         values[sizes[0]] = derived_micro_batch(values, processes)
-    given = map(values.get, sizes)
-    geometry = batch_geometry(values.get("num_generations", 1), values["prompts_per_step"], *given, processes)
+    group = values.get("num_generations", 1)
+    batch, steps = map(values.get, sizes)
+    geometry = batch_geometry(group, values["prompts_per_step"], batch, steps, processes)
     values |= zip(sizes, geometry, strict=True)
     values |= evaluation_settings(values, processes)
     if start.run:
@@ -395,8 +413,9 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], na
     if not values["output_dir"]:
         _, _, label = (values.get("objective") or method).rpartition(":")
         data, _, _ = Path(values["dataset"]).name.partition(".")
+        model = Path(start.model).name
         name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-        values["output_dir"] = str(OUTPUTS / f"{label}-{Path(start.model).name}-{data}-{name}")
+        values["output_dir"] = str(OUTPUTS / f"{label}-{model}-{data}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         for name, ours in _OF_VLLM.items():
@@ -415,7 +434,8 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     for cls in ours:
         kind = PromptArguments if issubclass(PromptArguments, cls) else cls
         label = kind.__name__.removesuffix("Arguments").lower()
-        groups[label] = kind(**{name: values[name] for name in fields_of([kind])})
+        given = {name: values[name] for name in fields_of([kind])}
+        groups[label] = kind(**given)
     trainer = trainer_class(**copy.deepcopy(asked))
     _undo_changes_of_unsloth(trainer, asked)
     from torch import distributed
@@ -425,8 +445,8 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         distributed.broadcast_object_list(names)
         raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
     settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
-    asked_for = settings.prompt.format
-    missing = [tag for tag in asked_for.tags if tag not in (asked_for.system_prompt or tag)]
+    system = settings.prompt.format.system_prompt
+    missing = [tag for tag in settings.prompt.format_tags if system and tag not in system]
     if missing and settings.reward:
         logger.warning("--system_prompt lacks %s, for format and accuracy: add them, or set --tags", " ".join(missing))
     return settings

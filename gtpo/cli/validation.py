@@ -3,6 +3,8 @@
 import argparse
 import math
 import os
+import re
+import sys
 from collections.abc import Mapping
 from functools import partial
 from operator import not_
@@ -13,32 +15,26 @@ from gtpo.arguments import Check, check_fields
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 
+LARGEST = sys.float_info.max
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 
 
 def _is_within(
     value: float,
-    at_least: float = -math.inf,
-    at_most: float = math.inf,
+    at_least: float = -LARGEST,
+    at_most: float = LARGEST,
     above: float = -math.inf,
     also: float | None = None,
 ) -> bool:
-    return value == also or (math.isfinite(value) and at_least <= value <= at_most and value > above)
-
-
-def _is_repo_id(name: str) -> bool:
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except ValueError:
-        return False
-    return True
+    return value == also or (at_least <= value <= at_most and value > above)
 
 
 CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
     "output_dir": (lambda x: x.strip(), "a directory"),
-    "hub_model_id": (_is_repo_id, "a name, or owner/name, that the Hub accepts"),  # of the upload at the end
+    "hub_model_id": (
+        re.compile(r"([\w.-]+/)?[\w.-]+").fullmatch,
+        "a name, or owner/name, that the Hub accepts",
+    ),  # of the upload at the end
     "lora_target_modules": (
         lambda names: names == ["all-linear"] or (names and not {"all-linear", "lm_head"} & set(names)),
         "modules such as q_proj, without lm_head, or all-linear alone",
@@ -57,9 +53,10 @@ CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
 for _expected, _rule in read_yaml(Path(__file__).with_name("checks.yaml")).items():
     _names = _rule.pop("settings")
     CHECKS |= dict.fromkeys(_names, (partial(_is_within, **_rule), _expected))
-_ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
-    *("eval_split", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
-    *("metric_for_best_model", "greater_is_better"),
+# Settings that have no effect without held-out rows.
+_ONLY_WITH_ROWS = (
+    "eval_split eval_strategy eval_steps eval_delay eval_on_start num_generations_eval metric_for_best_model "
+    "greater_is_better"
 )
 
 
@@ -128,7 +125,7 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """TRL's settings of the evaluation while training, derived where not given."""
     if values["eval_dataset"] is None and values["eval_rows"] is None:
-        for name in _ONLY_WITH_ROWS:
+        for name in _ONLY_WITH_ROWS.split():
             if values.get(name) not in (None, False, "no"):
                 raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
         return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
@@ -143,7 +140,9 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
         unit = group // math.gcd(group, processes)
         batch = math.ceil(batch / unit) * unit
         derived["num_generations_eval"] = group
-        metric = "eval_accuracy" if "accuracy" in values.get("reward", ()) else "eval_reward"
+        metric = "eval_reward"
+        if "accuracy" in values.get("reward", ()):
+            metric = "eval_accuracy"
     for name, default in (("per_device_eval_batch_size", batch), ("metric_for_best_model", metric)):
         derived[name] = values[name] or default
     return derived
