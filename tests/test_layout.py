@@ -134,8 +134,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_140, 10.13),
-    "data": Limit(8_078, 9.88),
+    "cli": Limit(6_140, 9.73),
+    "data": Limit(8_078, 9.76),
     "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArguments
 from gtpo.data.arithmetic import arithmetic
@@ -71,8 +71,7 @@ class Problem:
 # The datasets of the paper
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where a split is stored, and the columns of its rows."""
 
     hub_id: str
@@ -86,11 +85,11 @@ class Source:
 
 
 _READERS = {"gsm8k": gsm8k_gold, "boxed": last_boxed}
-_FILE = Path(__file__).with_name("sources.yaml")
-SOURCES = {name: Source(**fields) for name, fields in read_yaml(_FILE).items()}  # SPLIT/NAME
+SOURCES = {}  # SPLIT/NAME -> source
+for _name, _fields in read_yaml(Path(__file__).with_name("sources.yaml")).items():
+    SOURCES[_name] = Source(**_fields)
 DATASETS = ("gsm8k", "math", "arithmetic")
 ROLES = ("prompt", "answer", "solution")  # of columns of your data
-UNREADABLE = "without a readable gold answer"
 Placed = tuple[Row, str]  # a row with its place
 Places = dict[str, list[str]]  # reason, or note -> places of rows
 
@@ -155,9 +154,9 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         rows = rest if data.eval_dataset is None else rows
     held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
     trained = {*map(json.dumps, rows["prompt"])}
-    known = sum(prompt in trained for prompt in map(json.dumps, held_out["prompt"]))
+    known = trained & {*map(json.dumps, held_out["prompt"])}
     if known and not settings.run.dry_run:
-        logger.warning("%d of %d held-out prompts are also prompts of training rows", known, len(held_out))
+        logger.warning("%d of %d held-out prompts are also prompts of training rows", len(known), len(held_out))
     return rows, held_out
 
 
@@ -193,10 +192,12 @@ def load_train(
     if not held_out:
         refuse_flags(data, ("prompt_column", "answer_column", "solution_column", "dataset_config"), name)
     if split not in splits:
-        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
+        flag = f"--{'eval_' * held_out}split"
+        raise UsageError(f"{flag} is {split!r}: expected {' or '.join(splits)} of {name}.")
     if dry_run and data_directory(data.data_dir) is None and name not in ARITHMETIC_STEPS:
-        unread = dict.fromkeys(ROLES, "")
-        return _to_dataset(([unread] * SOURCES[f"{split}/{name}"].rows)[: data.limit])
+        count = SOURCES[f"{split}/{name}"].rows
+        unread = [dict.fromkeys(ROLES, "")] * count
+        return _to_dataset(unread[: data.limit])
     rows = []
     for row in _rows_of(name, split, data.data_dir, seed)[: data.limit]:
         made = {"prompt": prompt_format.to_messages(row["question"]), "answer": row["gold"]}
@@ -208,18 +209,20 @@ def load_train(
 
 def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
     """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows."""
-    total = len(rows)
-    if count > total:
-        raise UsageError(f"--eval_rows is {count}, and there are {total} rows.")
-    chosen = {*random.Random(seed).sample(range(total), count)}
-    rest = {*range(total)} - chosen
-    return rows.select(sorted(rest)), rows.select(sorted(chosen))
+    places = range(len(rows))
+    if count > len(rows):
+        raise UsageError(f"--eval_rows is {count}, more than there are.")
+    chosen = sorted(random.Random(seed).sample(places, count))
+    rest = sorted({*places} - {*chosen})
+    return rows.select(rest), rows.select(chosen)
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
-    rows = _rows_of(name, "test", data_dir)
-    return [Problem(f"{name}/{number}", row["question"], row["gold"]) for number, row in enumerate(rows)]
+    problems = []
+    for number, row in enumerate(_rows_of(name, "test", data_dir)):
+        problems.append(Problem(f"{name}/{number}", row["question"], row["gold"]))
+    return problems
 
 
 def load_user_benchmark(
@@ -237,8 +240,10 @@ def load_user_benchmark(
     for row, place in kept[:limit]:
         question = to_question(row.pop("prompt"), place)
         gold = row.get("answer")
-        text = gold if isinstance(gold, str) else repr(gold)
-        problems.append(Problem(f"{name}/{len(problems)}", question, text, row if with_grader else {}))
+        if not isinstance(gold, str):
+            gold = repr(gold)
+        columns = row if with_grader else {}
+        problems.append(Problem(f"{name}/{len(problems)}", question, gold, columns))
     return problems, {reason: len(places) for reason, places in dropped.items()}
 
 
@@ -291,8 +296,6 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     Rows without a solution are dropped and counted. Arguments of the chat template are a third column, from which TRL
     takes them.
     """
-    if not rows.column_names:  # a dry run of a dataset of the Hub
-        return rows
     taken = {"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}
     made = []
     for row in rows:
@@ -334,7 +337,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
     named = {role: getattr(flags, f"{role}_column", role) for role in ROLES}
     needed = ("prompt",) if graded is None else ("prompt", "answer")
     lists: list[str] = []
-    read = partial(_read_answer, flags=flags, graded=bool(graded), lists=lists)
+    read = partial(_read_answer, flags=flags, graded=graded, lists=lists)
     picked = _pick(table, named, needed if graded else ("prompt",), needed, read)
     if lists:
         text = "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point"
@@ -342,7 +345,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
     return picked
 
 
-def _read_answer(value: Any, place: str, flags: SourceArguments, graded: bool, lists: list[str]) -> str | None:
+def _read_answer(value: Any, place: str, flags: SourceArguments, graded: bool | None, lists: list[str]) -> str | None:
     """An answer of your data as text; None for a gold answer that no completion can give."""
     if graded and is_missing(value):
         return None
@@ -383,12 +386,14 @@ def _pick(
         if reads:
             picked["answer"] = read(picked["answer"], place)
             if picked["answer"] is None:
-                dropped[UNREADABLE].append(place)
+                dropped["without a readable gold answer"].append(place)
                 continue
         for name in others:
             picked[name] = row.get(name)
         kept.append((picked, place))
-    reasons = [f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items()]
+    reasons = []
+    for reason, places in dropped.items():
+        reasons.append(f"{len(places)} {reason} (first: {places[0]})")
     told = ", ".join(reasons)
     if not kept:
         raise UsageError(f"{table.name} has no usable row: {told}.")
@@ -405,9 +410,8 @@ def _columns_of(table: Table, named: Mapping[str, str], required: Collection[str
         if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
             roles[role] = name
         elif role in required or name != role:
-            found = ", ".join(map(repr, table.columns))
             raise UsageError(
-                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has {found}; "
+                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has {table.columns}; "
                 "set --prompt_column and --answer_column."
             )
     return roles

@@ -9,10 +9,9 @@ import csv
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.arguments import SourceArguments
 from gtpo.errors import UsageError, first_line, nearest
@@ -25,8 +24,7 @@ MAX_CELLS = 2**25
 MAX_BYTES = 2**32  # of memory while a file is read
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. A row may lack columns."""
 
     name: str  # the file or Hub id
@@ -86,7 +84,9 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
     short = path.stem if path.suffix.lower() in FORMATS else path.name
     if short not in taken:
         return short
-    return path.name if short != path.name else "-".join(path.parts[-2:])
+    if short != path.name:
+        return path.name
+    return "-".join(path.parts[-2:])
 
 
 def refuse_flags(flags: SourceArguments, names: Sequence[str], source: str) -> None:
@@ -126,7 +126,7 @@ def _memory_limit() -> Iterator[None]:
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(OSError, ValueError):  # not on every system
-        pages, *_ = Path("/proc/self/statm").read_text(encoding="utf-8").split()
+        pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]
         used = int(pages) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, limits[1]))
     try:
@@ -188,6 +188,6 @@ def read_hub(hub_id: str, configs: Sequence[str | None], split: str) -> Table:
             data = load_dataset(hub_id, config, split=split)
             rows += _rows_of(data.with_format("arrow")[: MAX_ROWS + 1])
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
-        help = "Check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead."
-        raise UsageError(f"cannot read {hub_id}, split {split!r}, from the Hub: {error}. {help}") from error
+        hint = "check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead"
+        raise UsageError(f"cannot read {hub_id}, split {split!r}, from the Hub: {error}: {hint}.") from error
     return Table.of(hub_id, "row", enumerate(rows, 1))

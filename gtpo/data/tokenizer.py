@@ -20,8 +20,8 @@ Messages = Sequence[Mapping[str, Any]]
 
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 DATE = date(2024, 7, 26)  # Llama 3's own where a template has no clock
-PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]")
-ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text occurs in prompts
+PAD_TOKENS = ["<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]"]
+ROLES = ["bos_token", "eos_token", "sep_token", "cls_token", "mask_token"]  # their text occurs in prompts
 RARE = "\x00\u0378\U0001f9ff\ue000"  # characters that few vocabularies have
 
 FOLD_SYSTEM = (  # before the template of a model without a system role
@@ -98,12 +98,14 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     used = {getattr(tokenizer, role) for role in ROLES}
     if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
         used.add(tokenizer.unk_token)  # no fallback to bytes: it replaces unknown characters
-    special = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
-    others = [token for token in special if not re.search("end|eo[stm]", token)]
-    for token in (*PAD_TOKENS, *others, "<unk>"):
-        has_row = vocabulary.get(token, math.inf) < (vocab_size or math.inf)
-        if has_row and token not in used and token not in template:
-            return token
+    special = []
+    for _, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if token.special and not re.search("end|eo[stm]", token.content):
+            special.append(token.content)
+    for text in (*PAD_TOKENS, *special, "<unk>"):
+        has_row = vocabulary.get(text, math.inf) < (vocab_size or math.inf)
+        if has_row and text not in used and text not in template:
+            return text
     return None
 
 
@@ -115,7 +117,9 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     variables = tokenizer.special_tokens_map | options
     request = json.dumps([tokenizer.get_chat_template(), messages, variables], default=str).encode()
     reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
-    text, fault = json.loads(reply) if reply else ("", f"it takes more than {TEMPLATE_SECONDS:g} seconds")
+    text, fault = "", f"it takes more than {TEMPLATE_SECONDS:g} seconds"
+    if reply:
+        text, fault = json.loads(reply)
     if fault:
         raise UsageError(f"chat template (--chat_template, or that of {tokenizer.name_or_path}): {fault}.")
     return str(text)
@@ -136,8 +140,9 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     """
     text = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
     _, _, added = text.rpartition(_PROBE[-1]["content"])
-    starts = [added.find(tag) for tag in prompt.format_tags if tag in added]
-    return added[min(starts) :] if starts else ""
+    tags = "|".join(map(re.escape, prompt.format_tags))
+    found = re.search(f"({tags}).*", added, re.DOTALL)
+    return found[0] if found else ""
 
 
 def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArguments) -> None:

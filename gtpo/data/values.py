@@ -10,8 +10,8 @@ from typing import Any
 from gtpo.errors import UsageError
 from gtpo.grading import last_boxed, listed
 
-MISSING = {"nan", "n/a", "n.a.", "#n/a", "none", "null", "<na>"}  # texts of a missing value, in any case
-MISSING_AS_WRITTEN = {"NA", "-", "--", "?", "..."}  # Na is sodium
+# Texts of a missing value, in any case.
+MISSING = {"nan", "n/a", "n.a.", "#n/a", "none", "null", "<na>", "-", "--", "?", "..."}
 DECIMAL_COMMA = re.compile(r"(?!-?\d{1,3}(?:,\d{3})+\Z)-?[\d.]+,\d+")  # 2,5 and not 1,234
 _ROUNDED = re.compile(r"-?\d{16,}\.0")  # a float as pandas writes it to CSV
 _MARKED = re.compile(r"####(?P<gold>[^\n#]+)\Z")  # the end of a GSM8K solution, also on one line
@@ -29,7 +29,7 @@ def is_empty(value: Any) -> bool:
 def is_missing(value: Any) -> bool:
     """Also the texts that stand for a missing gold answer: N/A, None, -."""
     text = str(value).strip()
-    return is_empty(value) or text in MISSING_AS_WRITTEN or text.casefold() in MISSING
+    return is_empty(value) or text == "NA" or text.casefold() in MISSING  # Na is sodium
 
 
 def to_text(value: Any, where: str) -> str:
@@ -47,7 +47,7 @@ def to_text(value: Any, where: str) -> str:
     return str(value)
 
 
-def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: str, graded: bool = True) -> str:
+def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: str, graded: bool | None = True) -> str:
     """An answer as text; ``graded``: the gold answer in it, where it is a whole solution.
 
     Of ``elements``, where it is a list, any counts, then it is JSON; or all, with commas between them.
