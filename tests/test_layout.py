@@ -139,10 +139,10 @@ LIMITS = {
     "evaluation": Limit(14_900, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
-    "models": Limit(7_800, 9.71),
+    "models": Limit(7_780, 9.70),
     "reports": Limit(6_430, 9.73),
     "runs": Limit(4_980, 9.23),
-    "training": Limit(17_030, 9.65),
+    "training": Limit(17_000, 9.65),
     "": Limit(3_850, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(99_560, 10.00)

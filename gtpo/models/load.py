@@ -214,8 +214,6 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
         return error
     text = " ".join(str(error).split())
-    # Unsloth says what AutoConfig and what PeftConfig raised.
-    text = text.partition("AutoConfig error: ")[2].partition(" PeftConfig error: ")[0] or text
     if "gated repo" in text:
         text = "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN"
     elif "trust_remote_code" in text:
