@@ -43,7 +43,7 @@ def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) 
     """1 / ``normalizer`` for each of B rows, without one 1 / (B |o_i|); 0 for a row without tokens. Shape (B,)."""
     lengths = completion_mask.bool().sum(-1).float()  # |o_i|
     if normalizer is None:
-        normalizer = (len(lengths) * lengths).clamp(min=1)
+        normalizer = len(lengths) * lengths
     total = torch.as_tensor(normalizer, device=lengths.device)
     return (lengths > 0) / total.clamp(min=1)
 

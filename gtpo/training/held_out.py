@@ -100,9 +100,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     def _store_last_completion(self) -> None:
         logs = self._logs
         step = self.state.global_step
-        rewards = {}
-        for name, values in logs["rewards"].items():
-            rewards[name] = values[-1]
+        rewards = {name: values[-1] for name, values in logs["rewards"].items()}
         last = {
             "prompt": logs["prompt"][-1],
             "completion": logs["completion"][-1],
@@ -125,11 +123,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        indices = []
-        prompts = []
-        for rows_of_batch, count in batches:
-            indices.append(rows_of_batch)
-            prompts.append(count)
+        indices, prompts = zip(*batches, strict=True)
         counts = iter(prompts)
         collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
         return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(counts)))
