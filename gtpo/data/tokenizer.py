@@ -138,8 +138,9 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
     and is scored with it.
     """
+    asked = render(tokenizer, _PROBE, **prompt.template_kwargs)  # a template may name the tags after a question
     text = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
-    _, _, added = text.rpartition(_PROBE[-1]["content"])
+    _, _, added = text.removeprefix(asked).rpartition(_PROBE[-1]["content"])
     tags = "|".join(map(re.escape, prompt.format_tags))
     found = re.search(f"({tags}).*", added, re.DOTALL)
     return found[0] if found else ""

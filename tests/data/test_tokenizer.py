@@ -251,6 +251,8 @@ def test_what_the_template_has_written_of_the_completion() -> None:
     assert assistant_prefill(tokenizer, without) == "<think>\n\n</think>\n\n"
     assert assistant_prefill(tokenizer, PromptArguments()) == ""
     assert assistant_prefill(byte_level(**SMOLLM2), PromptArguments(tags=tags)) == ""
+    names_tags = CHATML.replace("message['content']", "message['content'] + ' Use <think> and <answer>.'")
+    assert assistant_prefill(byte_level(**SMOLLM2 | {"template": names_tags}), PromptArguments(tags=tags)) == ""
     long, short = (len(encode_prompt(tokenizer, TURNS, enable_thinking=on)) for on in (False, True))
     assert long - short == len("\n</think>\n\n")
 
