@@ -149,8 +149,8 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         held_out = rows
     if not rows.column_names or not held_out.column_names:  # a dry run of the Hub
         return rows, None
-    if data.eval_rows is not None:
-        rest, held_out = hold_out(held_out, data.eval_rows, seed)
+    if data.eval_dataset is None or data.eval_rows not in (None, len(held_out)):
+        rest, held_out = hold_out(held_out, data.eval_rows or 0, seed)
         rows = rest if data.eval_dataset is None else rows
     held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
     trained = {*map(json.dumps, rows["prompt"])}
@@ -210,8 +210,8 @@ def load_train(
 def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
     """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows."""
     places = range(len(rows))
-    if count > len(rows):
-        raise UsageError(f"--eval_rows is {count}, more than there are.")
+    if count >= len(rows):
+        raise UsageError(f"--eval_rows is {count}: expected fewer than the {len(rows)} rows.")
     chosen = sorted(random.Random(seed).sample(places, count))
     rest = sorted({*places} - {*chosen})
     return rows.select(rest), rows.select(chosen)

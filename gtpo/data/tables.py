@@ -7,6 +7,7 @@ bytes have a limit. ``datasets`` and ``pyarrow`` are imported when needed.
 
 import csv
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
@@ -45,7 +46,7 @@ class Table(NamedTuple):
         if len(rows) > MAX_ROWS or width > MAX_COLUMNS or width * len(rows) > MAX_CELLS:
             raise UsageError(
                 f"{name} has {width:,} columns in {len(rows):,} rows or more, which is more than this program reads: "
-                "split it, or keep the columns of prompt and answer."
+                "split it, add --limit, or keep the columns of prompt and answer."
             )
         return cls(name, list(columns), rows)
 
@@ -62,7 +63,8 @@ def value_of(row: Row, name: str) -> Any:
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
     """Refuse what is none of ``known`` and cannot be your data: an existing path, the name of a file, or a Hub id."""
-    if source not in known and is_on_hub(source) and source.count("/") != 1:
+    is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)
+    if source not in known and not is_id and (source == "" or is_on_hub(source)):
         raise UsageError(
             f"--{flag} {source!r} is unknown{nearest(source, known)}: pick one of {', '.join(known)}, or name a file "
             f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
@@ -98,22 +100,23 @@ def refuse_flags(flags: SourceArguments, names: Sequence[str], source: str) -> N
 
 
 def read_table(source: str, flags: SourceArguments, default_split: str) -> Table:
-    """The rows of a file, or of one split of a dataset of the Hub."""
+    """The rows of a file, or of one split of a dataset of the Hub; with ``--limit`` of a longer one the first."""
+    most = MAX_ROWS + (flags.limit is None)
     if is_on_hub(source):
-        return read_hub(source, [flags.dataset_config], flags.split or default_split)
+        return read_hub(source, [flags.dataset_config], flags.split or default_split, most)
     refuse_flags(flags, ("dataset_config", "split"), source)
-    return read_file(Path(source))
+    return read_file(Path(source), most)
 
 
-def read_file(path: Path) -> Table:
-    """The rows of a file, whose ending names the format."""
+def read_file(path: Path, most: int = MAX_ROWS + 1) -> Table:
+    """The first rows of a file, whose ending names the format; more than MAX_ROWS are refused."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     ending = path.suffix.lower()
     if ending not in readers:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:
         with _memory_limit():
-            rows = list(islice(readers[ending](path), MAX_ROWS + 1))
+            rows = list(islice(readers[ending](path), most))
     except Exception as error:  # of the reader of each format; MemoryError too
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     return Table.of(str(path), "row" if ending == ".parquet" else "line", rows)
@@ -140,9 +143,16 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield number, dict(json.loads(line))
+                    yield number, {**json.loads(line, object_pairs_hook=_object)}
                 except (TypeError, ValueError) as error:
                     raise ValueError(f"line {number} is not a JSON object: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError(f"a key occurs twice in {pairs}")
+    return row
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
@@ -150,8 +160,9 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         header = list(reader.fieldnames or [])
-        if "" in header[1:] or len({*header}) < len(header):
-            raise ValueError(f"duplicate or empty column name in the header {header}")
+        has_commas = len(header) != 1 or not re.search("[;\t]", header[0])
+        if "" in header[1:] or len({*header}) < len(header) or not has_commas:
+            raise ValueError(f"the header needs different column names, with commas between them: {header}")
         for row in reader:
             if None in row or None in row.values():
                 where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
@@ -170,15 +181,29 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _rows_of(table: Any) -> list[Row]:
     """The rows of an Arrow table or batch; 0.1 of a column of float32 is 0.1, not 0.10000000149011612."""
+    from pyarrow import float64, string
+
     for number, column in enumerate(table.schema):
-        if str(column.type) == "float":
-            exact = table.column(number).cast("string").cast("double")
+        as_text = _with_floats_as(string(), column.type)
+        if as_text != column.type:
+            exact = table.column(number).cast(as_text).cast(_with_floats_as(float64(), column.type))
             table = table.set_column(number, column.name, exact)
     rows: list[Row] = table.to_pylist()
     return rows
 
 
-def read_hub(hub_id: str, configs: Sequence[str | None], split: str) -> Table:
+def _with_floats_as(leaf: Any, kind: Any) -> Any:
+    """An Arrow type with another one for its floats of 32 bits, those of lists and structs too."""
+    from pyarrow import list_, struct, types
+
+    if types.is_list(kind):
+        return list_(_with_floats_as(leaf, kind.value_type))
+    if types.is_struct(kind):
+        return struct([(field.name, _with_floats_as(leaf, field.type)) for field in kind])
+    return leaf if str(kind) == "float" else kind
+
+
+def read_hub(hub_id: str, configs: Sequence[str | None], split: str, most: int = MAX_ROWS + 1) -> Table:
     """The rows of one split of a dataset of the Hub, of all of these configurations, as :func:`read_file`."""
     from datasets import load_dataset
 
@@ -186,7 +211,7 @@ def read_hub(hub_id: str, configs: Sequence[str | None], split: str) -> Table:
     try:
         for config in configs:
             data = load_dataset(hub_id, config, split=split)
-            rows += _rows_of(data.with_format("arrow")[: MAX_ROWS + 1])
+            rows += _rows_of(data.with_format("arrow")[:most])
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
         hint = "check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead"
         raise UsageError(f"cannot read {hub_id}, split {split!r}, from the Hub: {error}: {hint}.") from error

@@ -185,6 +185,8 @@ def test_a_file_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: p
         with pytest.raises(UsageError, match=words[name]):
             read_table(str(path), DataArguments(), "train")
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    table = read_table(str(paths["rows.parquet"]), DataArguments(limit=2), "train")
+    assert len(table.rows) == 2000
 
 
 # ---- JSON ----
@@ -232,11 +234,13 @@ def test_numbers_of_32_bits_are_read_as_they_were_written(tmp_path: Path) -> Non
     columns = {
         "prompt": ["a", "b"],
         "answer": pyarrow.array([0.1, 2.5], small),
-        "more": pyarrow.array([0.3, None], small),
+        "more": pyarrow.array([[0.1], [0.3, None]], pyarrow.list_(small)),
+        "reward_model": pyarrow.array([{"x": 0.7}, None], pyarrow.struct([("x", small)])),
     }
     write_table(pyarrow.table(columns), tmp_path / "own.parquet")
     rows = load_train(DataArguments(str(tmp_path / "own.parquet")))
-    assert rows["answer"][:] == ["0.1", "2.5"] and rows["more"][:] == [0.3, None]
+    assert rows["answer"][:] == ["0.1", "2.5"] and rows["more"][:] == [[0.1], [0.3, None]]
+    assert rows["reward_model"][:] == [{"x": 0.7}, None]
 
 
 # ---- the Hub ----

@@ -30,7 +30,7 @@ FLAGS = """
 --min_p 2|--max_grad_norm -1|--lora_alpha 16|--gama 0.1|--loss_type cispo|--weight_decay -1
 --per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
 --scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
---eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
+--eval_rows 0|--eval_rows 4000|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
 --system_prompt missing.txt|--chat_template missing.jinja|--model_init_kwargs {"x":1}|--eval_split x
 --hub_model_id a/b/c|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
