@@ -767,6 +767,8 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
         if not any(entries):
             missing.append(f"`{name}`")
             continue
+        if all(entry and "seconds_of_a_step" in entry["numbers"] for entry in entries):
+            continue  # a row of the second table
         cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     if missing:
@@ -774,8 +776,8 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
         lines += wrap(f"Stages that no GPU has run: {', '.join(missing)}.", 140)
     rows = [row for report in reports for row in measured_rows(report)]
     if rows:
-        header = "| GPU | model | stage | tokens | seconds of a step | tokens/s | GiB used | estimated |"
-        lines += ["", header, "|---" * 8 + "|", *rows]
+        header = "| measured steps | tokens | seconds of a step | tokens/s | GiB (estimated) |"
+        lines += ["", header, "|---" * 5 + "|", *rows]
     return "\n".join(lines)
 
 
@@ -812,16 +814,14 @@ def measured_rows(report: Mapping[str, Any]) -> list[str]:
         found = report["stages"].get(name, {}).get("numbers", {})
         if "seconds_of_a_step" not in found:
             continue
-        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items())
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items() if seconds >= 0.1)
+        gpu = report["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
         cells = [
-            report["environment"]["gpu"],
-            found["model"],
-            f"`{name}`",
+            f"`{name}`, {gpu}, {found['model']}",
             f"{found['prompt']:,} + {found['completion']:,}",
             f"{found['seconds_of_a_step']:.1f} ({phases})",
             f"{found['tokens_per_second']:.0f}",
-            f"{found['peak_gib']:.1f}",
-            f"{sum(found['plan_gib'].values()):.1f}",
+            f"{found['peak_gib']:.1f} ({sum(found['plan_gib'].values()):.1f})",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -833,9 +833,8 @@ def hours_table(rates: Mapping[str, Any]) -> str:
     gpu = rates["gpu"]
     other = measured["gpu"]
     lines = [
-        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, G = 12, collapsed "
-        f"| {other}, G = 8 | {other}, G = 12 | {other}, G = 12, 16 bits |",
-        "|---" * 7 + "|",
+        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, collapsed | {other}, G = 12 | {other}, 16 bits |",
+        "|---" * 6 + "|",
     ]
     for model, (dataset, steps) in itertools.product(rates["seconds_per_token"], rates["steps"].items()):
         lengths = rates["longest_completion"][dataset]
@@ -844,14 +843,14 @@ def hours_table(rates: Mapping[str, Any]) -> str:
             most = hours_of_steps(rates, model, group, lengths[group], steps)
             cells.append(f"{most / rates['speedup'][model]:.0f} to {most:.0f} h")
         cells.append(f"{hours_of_steps(rates, model, 12, 1500, steps):.0f} h")
-        for group, bits in ((8, "4 bits"), (12, "4 bits"), (12, "16 bits")):
+        for bits in ("4 bits", "16 bits"):
             if model in measured[bits]["seconds_per_token"]:
-                cells.append(f"{hours_of_steps(measured[bits], model, group, lengths[group], steps):.0f} h")
+                cells.append(f"{hours_of_steps(measured[bits], model, 12, lengths[12], steps):.0f} h")
             else:
                 cells.append("")
         lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
     hours_on_t4 = [rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"]]
-    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | | |".format(*hours_on_t4))
+    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | |".format(*hours_on_t4))
     return "\n".join(lines)
 
 

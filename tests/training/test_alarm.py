@@ -126,6 +126,24 @@ def test_the_false_alarms_of_runs_that_nobody_had_seen() -> None:
     assert (rang.count((False, True)), rang.count((False, False))) == (0, 240)
 
 
+@pytest.mark.slow
+def test_the_filter_hides_a_loss_from_the_alarm() -> None:
+    table = pd.read_parquet(ROOT / "results" / "entropy_parts" / "wrong-mode" / "metrics.parquet")
+    rang = []
+    leads = []
+    for (name, _), run in table.groupby(["run", "seed"]):
+        trailing = run.accuracy.rolling(50).mean()
+        assert trailing.max() - run.accuracy.tail(len(run) // 4).mean() >= 20, "not lost"
+        alarm = CollapseAlarm()
+        feed(alarm, run.accuracy, run.grad_norm)
+        rang.append((name.startswith(("gtpo", "correction_filter")), alarm.rang_at is not None))
+        if alarm.rang_at is not None:
+            leads.append(run.step[trailing.cummax() - trailing >= 20].min() - alarm.rang_at)
+    assert (rang.count((False, True)), rang.count((False, False))) == (39, 1)
+    assert (rang.count((True, True)), rang.count((True, False))) == (1, 39)
+    assert np.median(leads) == 20
+
+
 def test_a_resumed_run_remembers() -> None:
     history = [{"step": step + 1, "accuracy": 60.0, "grad_norm": 0.3} for step in range(30)]
     alarm = CollapseAlarm()
