@@ -1,5 +1,9 @@
 """Run directories without a training."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +26,20 @@ def checkpoint(run: Path, step: int) -> Path:
         (directory / name).write_text("")
     write_manifest(directory)
     return directory
+
+
+def finish(adapter: Path) -> None:
+    """The file of a saved adapter that says that a run is finished."""
+    adapter.mkdir(parents=True)
+    write_json(adapter / "adapter_config.json", {})
+
+
+@contextmanager
+def held(log: Path) -> Iterator[None]:
+    """Another process holds the lock of a run's log."""
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold, str(log)], bufsize=0, **pipes) as process:
+        assert process.stdout and process.stdout.readline()
+        yield
+        process.communicate()

@@ -48,6 +48,11 @@ def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Setti
     return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
 
 
+def words_of(argv: str) -> list[str]:
+    """Flags of a table, with the directory of the configs."""
+    return argv.replace("CONFIGS", str(CONFIGS)).split()
+
+
 ONE = ("--per_device_train_batch_size", "1")  # a micro-batch of one completion
 SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false", *ONE).to_dict()
 
@@ -126,42 +131,20 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
         assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        # 7,473 steps of 460 x 0.047 + 12 x 0.8 = 31.2 s, or half of it; of 1,500 tokens: 80.1 s
-        (("--model", "llama", "--G", "12"), ["32.4", "64.8", "166"]),
-        (("--model", "qwen", "--G", "8", "--dataset", "math"), ["30.6", "61.2", "99"]),
-        # four prompts at once: 460 x 0.047 / 4 + 12 x 0.8 = 15.0 s
-        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["15.6", "31.1", "57"]),
-        (("--model", "llama", "--G", "24"), ["8", "12"]),  # the G that are known
-        (("--model", "llama", "--G", "8", "--prompts_per_step", "4"), ["8", "12"]),
-    ],
-)
-def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], expected: list[str]) -> None:
+@pytest.mark.parametrize(("argv", "expected"), TABLES["hours"])
+def test_the_hours_of_a_run_and_of_one_that_collapses(argv: str, expected: list[str]) -> None:
     steps = 7500 if "math" in argv else 7473
-    lines = hours(settings_of(*argv, "--max_steps", str(steps)), steps)
+    lines = hours(settings_of(*words_of(argv), "--max_steps", str(steps)), steps)
     text = lines[0]
     assert re.findall(r"(?<![A-Z])\b[\d.]+\b", text)[:3] == expected
     assert ("not known" in text) == (len(expected) == 2)
-    plan = describe_plan(settings_of(*argv, "--max_steps", str(steps)), 0)
+    plan = describe_plan(settings_of(*words_of(argv), "--max_steps", str(steps)), 0)
     assert "".join(f"# hours: {line}\n" for line in lines) in plan
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        # 7,473 steps of 460 x 0.01708 + 12 x 0.1009 = 9.068 s; of 460 x 0.00978 + 12 x 0.0933 = 5.618 s in 16 bits
-        (("--model", "llama"), ["18.8", "11.7"]),
-        # 430 tokens and 8 completions: 8.152 s; 4.952 s
-        (("--model", "llama", "--G", "8"), ["16.9", "10.3"]),
-        # four prompts at once: 115 x 0.01708 + 1.2108 = 3.175 s; 2.244 s
-        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["6.6", "4.7"]),
-        (("--model", "qwen"), None),  # no step was measured
-    ],
-)
-def test_the_hours_on_an_h100_by_its_measured_step(argv: tuple[str, ...], expected: list[str] | None) -> None:
-    lines = hours(settings_of(*argv), 7473)[1:]
+@pytest.mark.parametrize(("argv", "expected"), TABLES["hours_on_an_h100"])
+def test_the_hours_on_an_h100_by_its_measured_step(argv: str, expected: list[str] | None) -> None:
+    lines = hours(settings_of(*words_of(argv)), 7473)[1:]
     assert (re.findall(r"\b\d+\.\d\b", lines[0]) if lines else None) == expected
     assert not lines or "on an H100" in lines[0]
 
@@ -190,33 +173,10 @@ def test_what_fits_a_gpu(gpu: str, rows: int, held: str, share: str | None) -> N
     assert re.findall(r"--gpu_memory_utilization ([\d.]+)", text) == ([share] if share else [])
 
 
-@pytest.mark.parametrize(
-    ("argv", "gib", "rows"),
-    [
-        ((), 79.1, 12),
-        (("--G", "8"), 79.1, 8),
-        (("--prompts_per_step", "4"), 79.1, 12),  # one group at most
-        ((), None, 12),  # a plan without a GPU: 80 GB
-        # (0.9 - 0.4) x 24 = 12.0 GiB for training, which takes 8.5 with 4 completions, 10.8 with 6 and 17.7 with 12
-        ((), 24.0, 6),
-        ((), 35.4, 6),
-        ((), 35.6, 12),
-        ((), 20.0, 1),  # vLLM's share is too small for one completion: the check of the memory says so
-        (("--gpu_memory_utilization", "0.45"), 20.0, 4),
-        (("--G", "8"), 24.0, 4),
-        (("--loss_type", "bnpo"), 79.1, 1),  # its loss depends on the micro-batch
-        (("--loss_type", "dr_grpo"), 79.1, 12),
-        (("--steps_per_generation", "24"), 79.1, 1),  # counts micro-batches
-        (("--config", str(CONFIGS / "gtpo" / "quick.yaml")), 79.1, 12),
-        (("--per_device_train_batch_size", "3"), 79.1, 3),
-        (("--gradient_accumulation_steps", "2"), 79.1, 6),
-    ],
-)
-def test_the_micro_batch_is_as_large_as_fits(
-    argv: tuple[str, ...], gib: float | None, rows: int, monkeypatch: MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("argv", "gib", "rows"), TABLES["micro_batch"])
+def test_the_micro_batch_is_as_large_as_fits(argv: str, gib: float | None, rows: int, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: gib)
-    settings = settings_of(*argv)
+    settings = settings_of(*words_of(argv))
     assert settings.trainer.per_device_train_batch_size == rows
     line = f"# micro-batch: {rows} of {settings.completions_per_step}"
     assert line + ("\n" if gib else ", planned for 80 GB (A100, H100)\n") in describe_plan(settings, 10)

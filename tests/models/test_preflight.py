@@ -74,7 +74,7 @@ def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
         "subprocess.run": lambda command, **_: SimpleNamespace(stdout=f"{machine.driver}\n"),
         "shutil.which": lambda name, path=None: name,
         "shutil.disk_usage": lambda path: DISK(machine.shared, 0, machine.disk),
-        "torch.cuda.get_device_capability": lambda *_: machine.capability,
+        "torch.cuda.get_device_capability": lambda *_: tuple(machine.capability),
         "torch.cuda.mem_get_info": lambda *_: (int(machine.free * GIB), int(machine.total * GIB)),
         "huggingface_hub.constants.HF_HUB_CACHE": str(machine.cache),
         "huggingface_hub.get_session": lambda: machine,
@@ -119,6 +119,7 @@ OLD = "550.54.15"
 IN_4_BITS = ("unsloth",)
 IN_16_BITS = ("transformers", "--load_in_4bit", "false", "--use_vllm", "false")
 TRL_VLLM = ("transformers", "--load_in_4bit", "false", "--use_vllm", "true")
+RUNS = {"4 bits": IN_4_BITS, "16 bits": IN_16_BITS, "TRL": TRL_VLLM}
 
 
 def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
@@ -139,37 +140,14 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "run", "name", "fatal", "words"),
-    [
-        ({}, IN_4_BITS, None, True, ""),
-        ({}, TRL_VLLM, None, True, ""),
-        ({"driver": "595.10"}, IN_4_BITS, None, True, ""),
-        ({"driver": OLD}, IN_4_BITS, "driver", True, OLD),
-        ({"driver": OLD, "cuda": "13.0"}, IN_4_BITS, None, True, ""),  # CUDA forward compatibility
-        ({"driver": "NVIDIA-SMI has failed"}, IN_4_BITS, "driver", True, "nvidia-smi"),
-        ({"capability": (7, 0)}, IN_4_BITS, "compute capability", True, "7.0"),
-        ({"shared": 64 * 2**20}, IN_4_BITS, "shared memory", False, "64 MiB"),
-        ({"free": 2.0}, IN_4_BITS, "GPU memory", True, "2.0 of 80.0 GiB"),  # the weights alone do not fit
-        ({"free": 31.5}, IN_4_BITS, "GPU memory", False, "vLLM reserves 32.0 GiB"),  # 40 % of 80
-        ({"disk": 16.0e9}, IN_16_BITS, "disk", True, "16.1 GB"),  # 8.03 billion parameters
-        ({"disk": 16.2e9}, IN_16_BITS, None, True, ""),
-        ({"disk": 5.6e9}, IN_4_BITS, "disk", True, "5.7 GB"),  # Unsloth's copy in 4 bits
-        ({"disk": 5.8e9}, IN_4_BITS, None, True, ""),
-    ],
-)
+@pytest.mark.parametrize(("change", "run", "name", "fatal", "words"), TABLES["a_fault_of_the_machine"])
 def test_a_fault_of_the_machine(
-    change: dict[str, Any],
-    run: tuple[str, ...],
-    name: str | None,
-    fatal: bool,
-    words: str,
-    machine: Machine,
-    monkeypatch: Any,
+    change: dict[str, Any], run: str, name: str | None, fatal: bool, words: str, machine: Machine, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", change.pop("cuda", "12.8"))  # an installation replaces this PyTorch
+    cuda = change.get("cuda", "12.8")
+    monkeypatch.setattr(torch.version, "cuda", cuda)  # an installation replaces this PyTorch
     vars(machine).update(change)
-    found = faults(*run)
+    found = faults(*RUNS[run])
     assert names_of(found) == ([(name, fatal)] if name else [])
     assert words in "".join(str(check.fault) for check in found)
 

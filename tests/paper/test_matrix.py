@@ -1,15 +1,13 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.files import write_json
-from helpers.runs import checkpoint
+from helpers.runs import checkpoint, finish, held
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
@@ -135,23 +133,14 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
 def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {run.name: run for run in experiments_of(MATRIX, ["fig3"], "tiny", [1])}
     finished = runs["gtpo-late-g8"].run.adapter
-    finished.mkdir(parents=True)
-    (finished / "adapter_config.json").write_text("{}")
+    finish(finished)
     checkpoint(runs["gtpo-late-g8"].run.path, 3)
     checkpoint(runs["grpo-late-g8-beta0"].run.path, 150)
     assert runs["gtpo-late-g8"].remaining() == ()
     running = runs["grpo-late-g8-beta1e-6"].log
     running.parent.mkdir(parents=True)
-    hold = (
-        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
-        "sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(running)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout and process.stdout.readline() == b"held\n"
+    with held(running):
         assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
-        process.communicate()
     printed = capsys.readouterr().out
     lines = printed.partition("\n\n")[0].splitlines()
     total = " ".join(printed.splitlines()[-3:])
@@ -234,8 +223,7 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     (work,) = evaluations_of(MATRIX, ["fig2"], "tiny", experiments_of(MATRIX, ["fig2"], "tiny", [1], ["gtpo-g"]))
     assert [run.name for run in work.experiments] == ["gtpo-g8", "gtpo-g12"] and work.remaining() == ()
     for run in work.experiments:
-        run.run.adapter.mkdir(parents=True)
-        (run.run.adapter / "adapter_config.json").write_text("{}")
+        finish(run.run.adapter)
         assert work.remaining()[-1] == str(run.run.path) and len(work.remaining()) == len(work.argv) - (
             run.name == "gtpo-g8"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import checkpoint
+from helpers.runs import checkpoint, finish, held
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
@@ -137,22 +137,13 @@ def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: 
     """Two processes of reproduce.py share the runs: the second waits and does not train again."""
     run = experiments_of(MATRIX, ["fig3"], "tiny", [1])[0]
     run.log.parent.mkdir(parents=True)
-    hold = (
-        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
-        "sys.stdin.read()"
-    )
     codes: list[int] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(run.log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout and process.stdout.readline() == b"held\n"
+    with held(run.log):
         thread = threading.Thread(target=lambda: codes.append(run_it(run, {})))
         thread.start()
         thread.join(timeout=0.3)
         assert thread.is_alive() and sandbox.calls() == []
-        run.run.adapter.mkdir(parents=True)
-        (run.run.adapter / "adapter_config.json").write_text("{}")
-        process.communicate()
+        finish(run.run.adapter)
     thread.join(timeout=10)
     assert codes == [0] and sandbox.calls() == []
 
