@@ -1,7 +1,7 @@
 """A comparison of objectives: its arms, bases, rates and seeds, and the runs and evaluations that it needs."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -114,18 +114,20 @@ class Comparison(SimpleNamespace):
         is_chosen_on_them = {*self.seeds} & {*self.rate_seeds}
         if len(self.rates) > 1 and is_chosen_on_them:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.settings_of: dict[str, Row] = {arm.name: {} for arm in self.arms}
-        for key, value in self.set.items():
-            having = [arm.name for arm in self.arms if arm.has(key)]
-            if not having:
-                raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
-            for arm in having:
-                self.settings_of[arm][key] = value
+        self.settings_of: dict[str, Row] = {}
+        unknown = {*self.set}
+        for arm in self.arms:
+            own = {key: value for key, value in self.set.items() if arm.has(key)}
+            self.settings_of[arm.name] = own
+            unknown -= own.keys()
+        for key in unknown:
+            raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
         measures = spec["measures"]
         is_named = isinstance(measures, dict)
         self.labels = measures if is_named else dict(zip(measures, measures, strict=True))
         planned = [row["measure"] for row in self.primary]
-        self.measures = list(dict.fromkeys([*planned, *self.labels.values()]))
+        every = dict.fromkeys([*planned, *self.labels.values()])
+        self.measures = [*every]
         sixth = max(1, self.steps // 6)
         self.window = spec["window"] or min(50, sixth)
         self.directory = directory or OUTPUTS / "study" / (name or "compare")
@@ -139,7 +141,9 @@ class Comparison(SimpleNamespace):
 
     def stored(self, base: Base) -> Path:
         """Of the condensed runs from a base."""
-        return self.results if self.is_shared else self.results / base.name
+        if self.is_shared:
+            return self.results
+        return self.results / base.name
 
     def run(self, base: Base, arm: Arm, rate: str, seed: int) -> Experiment:
         """A training run: train_grpo.py or train_gtpo.py with the metrics of :mod:`study.train`."""
@@ -212,16 +216,18 @@ def known_comparison(name: str, directory: Path | None = None) -> Comparison:
 def known_comparisons() -> dict[str, Values]:
     """Name -> keys of the comparisons of study/experiments.yaml, without families that only admit rates."""
     experiments = read_experiments()
-    every = experiments["comparisons"] | experiments["stored"]
+    every = experiments["comparisons"] | experiments["families"] | experiments["real"]
     return {name: spec for name, spec in every.items() if spec["arms"]}
 
 
-def arms_of(words: Iterable[str] | Mapping[str, str]) -> list[Arm]:
+def arms_of(words: Any) -> list[Arm]:
     """Arms by their names in study/experiments.yaml, or of a user, ``my_objective.py:Mine``; with names of runs."""
     found = []
     for number, word in enumerate(words):
         name = word.replace("/", "-").replace(".py:", "-")
-        runs = words[word] if isinstance(words, Mapping) else name + "-{rate}"
+        runs = name + "-{rate}"
+        if isinstance(words, dict):
+            runs = words[word]
         if ":" in word:
             color = OTHER_COLORS[number % len(OTHER_COLORS)]
             arm = Arm(name, runs, "grpo", name, color, {"objective": word})
@@ -238,17 +244,14 @@ def settings_of_all() -> set[str]:
 
 
 def bases_of(spec: Values) -> list[Base]:
-    """The bases of a comparison, by their names in study/experiments.yaml, or the paths of models."""
+    """The bases of a comparison, by their names in study/experiments.yaml."""
     known = read_experiments()["bases"]
     found = []
     for word in spec["base"]:
-        path = Path(word)
-        of_word = {**pick("base", "wrong-mode" if path.is_dir() else word, known)}
-        if path.is_dir():
-            of_word["settings"] = of_word["settings"] | {"model": word}
+        of_word = {**pick("base", word, known)}
         for key in ("benchmark", "problems"):
             of_word[key] = spec[key] or of_word[key]
-        found.append(Base(path.name, **of_word))
+        found.append(Base(word, **of_word))
     return found
 
 

@@ -27,6 +27,7 @@ SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1
 FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing
 SMALL, NOT_COUNTED = "no large difference", "not counted"
 Sides = tuple[float, float]
+Works = tuple[list[Experiment], list[Evaluation]]
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,9 @@ def _floor(claim: Claim, sides: Sequence[Sides]) -> str:
         if measure.name != "accuracy" and not measure.benchmark:
             return ""
     means = map(fmean, zip(*sides, strict=True))
-    return f"both below {FLOOR:g} %" if max(means) < FLOOR else ""
+    if max(means) < FLOOR:
+        return f"both below {FLOOR:g} %"
+    return ""
 
 
 def _inactive(claim: Claim, results: Results, seeds: Seeds) -> str:
@@ -210,7 +213,9 @@ def _inactive(claim: Claim, results: Results, seeds: Seeds) -> str:
                 first = results.curve(a, seed, more.name)
                 second = results.curve(b, seed, less.name)
                 equal.append(first.tolist() == second.tolist())
-    return "most of the runs are equal" if sum(equal) > len(equal) / 2 else ""
+    if sum(equal) > len(equal) / 2:
+        return "most of the runs are equal"
+    return ""
 
 
 # A single claim, checked again with other seeds
@@ -225,7 +230,7 @@ def find_claims(names: Words) -> list[Claim]:
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
-def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
+def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> Works:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
     names = dict.fromkeys(chain(*(claim.runs for claim in claims)))
     scored = set()  # runs and the benchmarks of their scores

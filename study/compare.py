@@ -55,8 +55,8 @@ class Found(NamedTuple):
                 if first == second:
                     same.append(seed)
                 mixed += first != second
-        base = self.base
-        return Pair(self.results, names, same, comparison.window, base.benchmark_name, base.name, mixed)
+        benchmark = self.base.benchmark_name
+        return Pair(self.results, names, same, comparison.window, benchmark, self.base.name, mixed)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
@@ -64,7 +64,9 @@ def found_of(comparison: Comparison, base: Base) -> Found:
     stored = comparison.stored(base)
     place = comparison.place(base)
     results = read_results([stored, place])
-    names = {name for arm in comparison.arms for name in comparison.rate_names(arm)}
+    names: set[str] = set()
+    for arm in comparison.arms:
+        names.update(comparison.rate_names(arm))
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
         name, _, _ = label.rpartition("-s")
@@ -275,7 +277,8 @@ def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> 
     rows, columns = len(panels), len(every)
     if columns == 1:
         rows, columns = columns, rows
-    figure, axes = grid(rows, columns, width=WIDTH / min(3, columns), height=2.4)
+    width = WIDTH / min(3, columns)
+    figure, axes = grid(rows, columns, width=width, height=2.4)
     by_base = axes.reshape(len(panels), -1).T
     for found, column in zip(every, by_base, strict=True):
         column[0].set_title(found.base.name, loc="left", fontsize=10)

@@ -56,8 +56,11 @@ class Pair(NamedTuple):
     def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
         runs = self.runs()
-        first, second = ([is_lost(each, name) for each in runs] for name in self.names)
-        return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
+        lost = []
+        for name in self.names:
+            lost.append([is_lost(each, name) for each in runs])
+        first, second = map(sum, lost)
+        return {"grpo": first, "gtpo": second, "p": mcnemar_p(*lost)}  # the arms of most pages
 
 
 def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str, Row]:
@@ -117,6 +120,8 @@ def add_holm(rows: Sequence[Row]) -> None:
         return
     highest = 0.0
     by_p = sorted(rows, key=lambda row: row["p"])
-    for left, row in zip(range(len(rows), 0, -1), by_p, strict=True):
-        highest = min(1.0, max(highest, left * row["p"]))
-        row["holm"] = highest
+    left = len(rows)
+    for row in by_p:
+        highest = max(highest, left * row["p"])
+        row["holm"] = highest = min(1.0, highest)
+        left -= 1

@@ -45,12 +45,6 @@ class Rule(NamedTuple):
         return self.falls(runs, name) and round(rise, 9) >= ENTROPY
 
 
-def families() -> dict[str, Row]:
-    """Title -> the entry of study/experiments.yaml, of the stored comparisons with a rule."""
-    stored = read_experiments()["stored"]
-    return {title: spec for title, spec in stored.items() if "rule" in spec}
-
-
 def family_values(title: str, results: Results, origins: Values) -> Row:
     """What docs/reproduction.md shows of a family: the second arm minus the first.
 
@@ -59,7 +53,7 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
         that are compared; ``seeds`` of them, ``mixed`` pairs that are left out, ``planned``; ``rows`` by name in the
         table; the seeds ``lost``; the ``command``.
     """
-    spec = families()[title]
+    spec = read_experiments()["families"][title]
     comparison = Comparison(title, spec)
     rule = Rule(**spec["rule"])
     chosen = comparison.chosen_rates(results)

@@ -22,7 +22,8 @@ class Curve(NamedTuple):
         """The statistic of this name, or the mean over some steps: ``6-100``."""
         first, _, last = statistic.partition("-")
         if last:
-            return float(self.values.loc[int(first) : int(last)].mean())
+            part = self.values.loc[int(first) : int(last)]
+            return float(part.mean())
         return float(getattr(self, statistic)())
 
     def early(self) -> float:

@@ -61,7 +61,9 @@ def measure(policy: Policy) -> None:
     """Measure the missing groups of a policy, with a progress bar."""
     from study.one_step import one_step_of, write_effects
 
-    checkpoint = policy.run.run.checkpoint(policy.step) if policy.step else None
+    checkpoint = None
+    if policy.step:
+        checkpoint = policy.run.run.checkpoint(policy.step)
     flags = policy.run.argv[3:]  # of -m study.train train_grpo.py
     make = partial(one_step_of, flags, checkpoint, rewards_in)
     write_effects(make, policy.path, policy.groups)

@@ -40,9 +40,7 @@ Batch = dict[str, Tensor]
 Ids = list[list[int]]
 
 
-def losses(
-    logps: Tensor, entropy: Tensor, mask: Tensor, conflict: Tensor, advantages: Tensor, gamma: float = 0.1
-) -> Batch:
+def losses(logps: Tensor, entropy: Tensor, mask: Tensor, conflict: Tensor, advantages: Tensor) -> Batch:
     """Objective -> its loss on-policy, whose gradient is -sum_it c_it grad ln pi(o_it).
 
     A division of the advantages by their spread has no effect on the direction.
@@ -53,12 +51,11 @@ def losses(
         mask: 1 on the completion's tokens. Shape (B, T).
         conflict: The conflict mask. Shape (B, T).
         advantages: A_i of one group. Shape (B,).
-        gamma: Of Eq. 11.
     """
     corrected = conflict_weights(conflict, advantages)
     keep = entropy_filter(entropy, advantages, None, mode="on")
     grpo, _ = grpo_loss(logps, mask, advantages)
-    gtpo, _ = gtpo_loss(logps, entropy, mask, advantages, corrected, keep, gamma=gamma)
+    gtpo, _ = gtpo_loss(logps, entropy, mask, advantages, corrected, keep)
     rewarded, _ = grpo_loss(logps, mask, advantages.clamp(min=0))
     return {"GRPO": grpo, "GTPO": gtpo, "GRPO, A > 0": rewarded}
 
@@ -69,7 +66,6 @@ class OneStep:
     Args:
         trainer: A GTPOTrainer with ``train_dataset`` of columns prompt and solution.
         prompt_format: Of the run.
-        seed: Of the prompts that are scored, and of the order of the others.
 
     Attributes:
         parts: Micro-batches with a mask of each of their ``TARGETS``.
@@ -77,18 +73,18 @@ class OneStep:
         directions: Target -> the gradient of the mean of ln pi over its tokens, one vector.
     """
 
-    def __init__(self, trainer: Any, prompt_format: PromptFormat = PLAIN, seed: int = 0) -> None:
+    def __init__(self, trainer: Any, prompt_format: PromptFormat = PLAIN) -> None:
         self.trainer = trainer
         self.format = prompt_format
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         rows = trainer.train_dataset
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(rows), generator=generator).tolist()
         self.prompts = order[OTHERS:]
         others = rows[order[:OTHERS]]
         trainer.model.train()
         prompts, *_ = trainer._tokenize_prompts(others["prompt"])
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         self.parts = [*self._solutions(prompts, others["solution"])]
         self.parts += self._own(prompts)
         self.counts: Counter[str] = Counter()
@@ -146,10 +142,10 @@ class OneStep:
         completions = [[*row, tokenizer.eos_token_id] for row in ids]
         for batch, spans in self._batches(prompts, completions):
             valid = batch["completion_mask"]
-            answers = spans.flatten(1)[:, 5:7]  # from the end of the opening tag to the start of the closing one
-            tags = inside(spans, valid).any(1)
-            answer = inside(answers[:, None], valid).any(1)
-            yield batch | {"tags": tags, "answer": answer}
+            between = spans.flatten(1)[:, 5:7]  # from the end of the opening tag to the start of the closing one
+            answers = inside(between[:, None], valid)
+            tags = inside(spans, valid)
+            yield batch | {"tags": tags.any(1), "answer": answers.any(1)}
 
     def _own(self, prompts: Ids) -> Iterator[Batch]:
         """Micro-batches of the policy's own completions of the prompts that are in the format."""
@@ -170,7 +166,8 @@ class OneStep:
         for start in range(0, len(completions), size):
             rows = slice(start, start + size)
             batch = padded_batch(prompts[rows], completions[rows], tokenizer.pad_token_id, device)
-            yield batch, tag_spans(tokenizer, batch["completion_ids"], batch["completion_mask"], self.format.tags)
+            ids, valid = batch["completion_ids"], batch["completion_mask"]
+            yield batch, tag_spans(tokenizer, ids, valid, self.format.tags)
 
 
 def one_step_of(words: Words, checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:

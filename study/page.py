@@ -23,7 +23,7 @@ from study.bench import Comparison, known_comparison, known_comparisons, read_ex
 from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
 from study.compare import every_found, write_figure
 from study.compare import write_page as write_comparison_page
-from study.families import families, family_values
+from study.families import family_values
 from study.findings import findings
 from study.measures import Curve, rounded
 from study.mechanism import store_mechanism
@@ -58,10 +58,16 @@ def summarize(
     seeds = seeds_of_all(matrix, "tiny")
     results = found["tiny"]
     names = select_figures(matrix, ["all"], "tiny")
+    drawn = []
+    for name in names:
+        runs = runs_of(matrix, [name], "tiny")
+        if not results.names.isdisjoint(runs):
+            drawn.append(name)
     of_families = {}
-    for title, family in families().items():
+    for title, family in read_experiments()["families"].items():
         place = family["results"]
-        of_families[title] = family_values(title, found[place], origins.get(place, {}))
+        of_place = origins.get(place, {})
+        of_families[title] = family_values(title, found[place], of_place)
     return {
         "settings": {"seeds": seeds, "base": spec["base"], "late": spec["late"]},
         "sizes": SIZES,
@@ -71,7 +77,7 @@ def summarize(
         "smol": smol_values(found["smol_comparison"]),
         "findings": findings(found),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
-        "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
+        "drawn": drawn,
         "scores": scores_of(results),
         "greedy": scores_of(found["collapse"]),
         "stable": _formatting_lost(results, spec["window"]),

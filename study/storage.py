@@ -93,10 +93,10 @@ def complete_lines(path: Path) -> list[str]:
 def only(results: Results, runs: Collection[Run], with_base: bool = True) -> Results:
     """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
     entries = []
-    for (name, _, seed), row in results.scores.iterrows():
+    for (name, _, seed), entry in results.scores.get("entry", {}).items():
         is_of_base = name == "base" and with_base
         run = (name.removesuffix("@best"), seed)
         if is_of_base or run in runs:
-            entries.append(row["entry"])
+            entries.append(entry)
     kept = {run: results.runs[run].reset_index() for run in runs}
     return Results.of(kept, entries)

@@ -58,10 +58,9 @@ def main() -> None:
     checkpoint = check_run(settings, rows)
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
-    options: Row = {"settings": settings.settings}
+    options: Row = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
-    options |= {"processing_class": tokenizer, "train_dataset": rows}
     measured = with_measures(kind, settings.prompt.format_tags)
     run(measured(policy, rewards, settings.trainer, **options), settings, checkpoint)
 

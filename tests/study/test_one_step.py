@@ -28,7 +28,7 @@ def test_the_coefficients_of_each_objective_computed_by_hand() -> None:
     entropy = torch.tensor([0.2, 0.9, 0.4])  # the second is above ln 2
     logps = -torch.rand(3, WIDTH, generator=torch.Generator().manual_seed(0))
     leaf = logps.requires_grad_()
-    found = losses(leaf, entropy, mask, conflict, advantages, gamma=0.1)
+    found = losses(leaf, entropy, mask, conflict, advantages)
     rows = mask / (3 * torch.tensor(LENGTHS)[:, None])  # 1 / (G |o_i|) on the tokens
     signed = rows * advantages[:, None]
     strength = torch.tensor([1.0 - 0.02, 0.0, -1.5 - 0.04])  # delta_i (A_i - gamma <H>_i)

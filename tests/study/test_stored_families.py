@@ -11,8 +11,8 @@ from helpers.settings import CLASSES
 from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.directory import to_argv
-from study.bench import known_comparison, known_comparisons
-from study.families import Rule, families, family_values
+from study.bench import known_comparison, known_comparisons, read_experiments
+from study.families import Rule, family_values
 from study.length_reward import longer
 from study.measures import SeedRuns
 
@@ -57,7 +57,7 @@ def test_half_of_the_gain_is_lost_from_the_base_that_guesses() -> None:
     """33.6 %: from 73.6 a fall of 20.1 is half of the gain, of 19.9 is not."""
     rising = [0.4, 0.4, 0.4, 0.5]
     found = results_of({"a": {1: run([40, 73.6, 60, 53.5], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
-    rule = Rule(**families()["guessing"]["rule"])
+    rule = Rule(**read_experiments()["families"]["guessing"]["rule"])
     assert [rule.is_lost(SeedRuns(found, seed, 50), "a") for seed in (1, 2)] == [True, False]
 
 
