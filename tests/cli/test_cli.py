@@ -73,14 +73,7 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     ("model", "preset"),
-    [
-        ("some/folder", "cpu"),
-        ("owner/other-1B", "cpu"),
-        ("smol", "smol"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smol"),
-        ("/models/SmolLM2-135M-Instruct", "smol"),
-        ("tiny", "tiny"),
-    ],
+    TABLES["the_preset_of_a_model_without_a_gpu"],
 )
 @pytest.mark.parametrize("method", CLASSES)
 def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str, no_gpu: None) -> None:

@@ -28,12 +28,7 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
 
 @pytest.mark.parametrize(
     "argv",
-    [
-        ["--resume"],
-        ["--resume", "outputs/a", "--dry_run", "--overwrite", "false", "--G=4", "--report_to", "wandb", "tensorboard"],
-        ["--no_log_completions", "--lr_scheduler_kwargs", '{"a": 1}', "--reward", "format", "a.py:f"],
-        ["--lora-rank", "4", "--unsloth_num_chunks", "4", "--config", "a.yaml", "--bf16", "--max_grad_norm=1e-3"],
-    ],
+    TABLES["valid_flags_pass"],
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
     check_flags("gtpo", spelled_out(argv), SETTINGS)
@@ -50,10 +45,7 @@ def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> 
 
 @pytest.mark.parametrize(
     "argv",
-    [
-        ["--learning_rate", "1e-3", "--G=4", "--max_steps", "-1", "--gamma", "0", "--entropy_filter", "off"],
-        ["--eval_steps", "0.1", "--warmup_steps", "0.005", "--beta", "0", "--resume", "--save_steps", "2"],
-    ],
+    TABLES["right_values_pass"],
 )
 def test_right_values_pass(argv: list[str]) -> None:
     check_flags("gtpo", spelled_out(argv), SETTINGS)

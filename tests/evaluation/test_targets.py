@@ -173,14 +173,7 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
 
 @mark.parametrize(
     ("a", "b", "same"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit", True),
-        ("Qwen/Qwen2.5-3B-Instruct", "unsloth/Qwen2.5-3B-Instruct-bnb-4bit", True),
-        ("here/outputs/tiny/base-1", "/was/there/outputs/tiny/base-1", True),
-        ("here/outputs/tiny/base-1", "here/../here/outputs/tiny/base-1", True),
-        ("here/outputs/tiny/base-1", "here/outputs/tiny/base-2", False),
-        ("Qwen/Qwen2.5-3B-Instruct", "someone/Qwen2.5-3B-Instruct", False),
-    ],
+    TABLES["same_model"],
 )
 def test_same_model(tmp_path: Path, monkeypatch: MonkeyPatch, a: str, b: str, same: bool) -> None:
     monkeypatch.chdir(tmp_path)

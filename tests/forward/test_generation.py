@@ -300,15 +300,7 @@ def greedy_of_transformers(model: Any, prompts: Any, **changed: Any) -> list[lis
 
 @mark.parametrize(
     "changed",
-    [
-        {"num_beams": 2},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 1.05},
-        {"cache_implementation": "static"},
-        {"num_return_sequences": 1, "max_time": 60.0},
-        {"use_cache": False},
-        {"prompt_lookup_num_tokens": 2},
-    ],
+    TABLES["other_settings_go_to_transformers"],
     ids=lambda changed: next(iter(changed)),
 )
 def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:

@@ -179,14 +179,7 @@ def test_rows_of_similar_length_run_together(lengths: list[int], others: int, ex
 
 @mark.parametrize(
     ("change", "expected"),
-    [
-        ("nothing", True),
-        ("gradient checkpointing", False),
-        ("dropout", False),
-        ("a state", False),
-        ("no position_ids", False),
-        ("no cache", False),
-    ],
+    TABLES["models_that_take_no_cache_while_training"],
 )
 def test_models_that_take_no_cache_while_training(change: str, expected: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))

@@ -164,11 +164,7 @@ def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: Mo
 
 @pytest.mark.parametrize(
     ("metric", "values", "best"),
-    [
-        ("eval_accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # the first of equal ones
-        ("accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # Transformers adds the prefix
-        ("eval_loss", (0.5, 0.75, 0.25, 0.3), 3),
-    ],
+    TABLES["held_out_rows_select_without_smoothing"],
 )
 def test_held_out_rows_select_without_smoothing(
     metric: str, values: tuple[float, ...], best: int, fake_training: Any, tmp_path: Path
