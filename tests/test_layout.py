@@ -136,7 +136,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(6_140, 9.73),
     "data": Limit(8_370, 9.90),
-    "evaluation": Limit(14_900, 9.88),
+    "evaluation": Limit(14_930, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
     "models": Limit(7_780, 9.70),

@@ -81,6 +81,7 @@ class EvaluationArguments(SourceArguments):
             "max_new_tokens": AT_LEAST_1,
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
+            "output_dir": (str.strip, "the path of a directory"),
             "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
         }
         check_fields(self, checks)

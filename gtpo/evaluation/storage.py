@@ -183,8 +183,8 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
         if line.startswith(_SETTINGS):
             continue
         row: Row = {}
-        with suppress(ValueError):
-            row = json.loads(line)
+        with suppress(ValueError, TypeError, RecursionError):
+            row = {**json.loads(line)}
         if set(row) != COLUMNS:
             raise UsageError(f"{path}, line {number} is not a completion: delete the line, or add --overwrite.")
         rows.append(row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import PromptArguments, alias_of, hub_name, stored_prompt
+from gtpo.arguments import PromptArguments, hub_name, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import fingerprint
@@ -90,7 +90,7 @@ def max_lora_rank(targets: Sequence[Target]) -> int | None:
     ranks = []
     for adapter in _adapters(targets):
         config = adapter_config(adapter)
-        ranks += [config["r"], *config.get("rank_pattern", {}).values()]
+        ranks += [config["r"], *(config.get("rank_pattern") or {}).values()]
     return max(ranks, default=None)
 
 
@@ -230,9 +230,9 @@ def same_model(a: str, b: str) -> bool:
 
 
 def refuse_large_model_without_gpu(model: str) -> None:
-    """Refuse the paper's models on a CPU, by alias or Hub id; ``--backend transformers`` skips this check."""
-    is_large = alias_of(model) in ("llama", "qwen") or model.endswith("bnb-4bit")
-    if is_large and not gpu_is_available():
+    """Refuse the paper's models and their copies on a CPU; ``--backend transformers`` skips this check."""
+    is_large = any(same_model(hub_name(model), hub_name(alias)) for alias in ("llama", "qwen"))
+    if (is_large or model.endswith("bnb-4bit")) and not gpu_is_available():
         raise UsageError(f"{model} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
 
 

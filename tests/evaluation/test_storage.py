@@ -252,6 +252,7 @@ def changed(change: dict[str, object]) -> Callable[[list[bytes]], list[bytes]]:
     [
         (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2"),
         (lambda lines: [*lines[:5], b"[]", *lines[5:]], "line 6"),
+        (lambda lines: [*lines[:5], b"null", *lines[5:]], "line 6"),
         (changed({"extra": 1}), "line 2"),
         (lambda lines: [b"id,completion", *lines], "line 1"),
     ],

@@ -167,6 +167,8 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
     found = find_targets(["base", "outputs/older", "outputs/demo/newer"], None)
     assert max_lora_rank(found[:1]) is None
     assert max_lora_rank(found) == 4
+    edit_config(found[1].adapter, rank_pattern=None)
+    assert max_lora_rank(found) == 4
     edit_config(found[1].adapter, rank_pattern={"v_proj": 9})
     assert max_lora_rank(found) == 9
 
@@ -186,7 +188,7 @@ def test_same_model(tmp_path: Path, monkeypatch: MonkeyPatch, a: str, b: str, sa
 def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
     unsloth = "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"
-    for name in ("llama", "qwen", "Qwen/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
+    for name in ("llama", "qwen", "unsloth/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
         with raises(UsageError, match="GPU"):
             choose_model([Target("")], name)
     refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")

@@ -73,7 +73,7 @@ arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic
 arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
 arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
 arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
-arithmetic --compare a b|amc2023
+arithmetic --output_dir=|arithmetic --compare a b|amc2023
 gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """
