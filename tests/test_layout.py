@@ -134,7 +134,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_140, 9.73),
+    "cli": Limit(6_200, 9.73),
     "data": Limit(8_370, 9.90),
     "evaluation": Limit(14_930, 9.88),
     "forward": Limit(12_000, 10.10),

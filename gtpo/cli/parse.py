@@ -384,9 +384,9 @@ def _word_of(value: Any, action: argparse.Action) -> str:
     """A value of a YAML file as on a command line."""
     if isinstance(value, bool) and action.choices:
         return "on" if value else "off"  # which YAML 1.1 reads as booleans
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str)  # YAML has dates
+    if isinstance(value, bool | dict | list):
+        return json.dumps(value, default=str)  # YAML has dates
+    return str(value)
 
 
 def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], named: Set[str]) -> None:

@@ -90,6 +90,9 @@ def batch_geometry(
 def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     check_fields(argparse.Namespace(**values), CHECKS)
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name} is {value}: expected a finite number.")
     no_gpu = values["use_cpu"] or not has_gpu
     merges = values["merge"] != "none"
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges

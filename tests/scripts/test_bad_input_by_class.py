@@ -20,7 +20,7 @@ TABLES = tables_of(__file__)
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
 FLAGS = """
---learning_rate fast|--learning_rate nan|--temperature 0|--temperature -1
+--learning_rate fast|--learning_rate nan|--adam_epsilon inf|--logging_steps nan|--temperature 0|--temperature -1
 --temperature inf|--gamma -0.1|--gamma nan|--entropy_threshold -1|--entropy_filter maybe|--conflict_span whole
 --conflict_positive_weight -1|--conflict_positive_weight inf|--conflict_correction perhaps|--initial_entropy -2
 --G 1|--G 2.5|--beta 0.1|--prompts_per_step 0|--max_steps -5|--max_completion_length 0
