@@ -22,7 +22,7 @@ NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evalu
 
 
 def load_policy(settings: Settings, backend: str) -> Loaded:
-    """:func:`build_policy` of a run.
+    """:func:`build_policy` of a run; a run on the CPU of a GPU machine says how to use the GPU.
 
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
@@ -30,6 +30,8 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     from torch import distributed
 
     trainer = settings.trainer
+    if trainer.use_cpu and backend == "transformers" and gpu_is_available() and is_main_process():
+        logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
     )

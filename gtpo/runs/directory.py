@@ -140,9 +140,10 @@ def own_runs(having: str = "settings") -> list[RunDirectory]:
 
 
 def existing_run(path: str | Path) -> RunDirectory:
-    """The run in a directory; UsageError if there is none."""
+    """The run in a directory; UsageError, with the newest runs, if there is none."""
     if not Path(path).is_dir():
-        raise UsageError(f"{path} is not a directory: expected that of a run, such as outputs/RUN.")
+        newest = ", ".join(str(run.path) for run in own_runs()[-3:])
+        raise UsageError(f"{path} is not a directory: the newest runs are {newest or 'missing'}.")
     return RunDirectory(path)
 
 
@@ -211,14 +212,14 @@ def write_manifest(checkpoint: Path) -> None:
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
+def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
+    """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
     try:
         files = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     names = " ".join(files)
-    for part in _NEEDED:
+    for part in needed:
         if part not in names:
             return f"{MANIFEST} lists no {part} file"
     for name, stored in files.items():

@@ -43,6 +43,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     ``rows`` and ``held_out``: sequences of training and held-out rows.
     """
+    from transformers.integrations import get_reporting_integration_callbacks
+
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
     if len(rows) < prompts:
@@ -50,6 +52,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
             f"{len(rows)} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1."
         )
     settings.made_from |= made_from(settings, rows, held_out)
+    for reporter in get_reporting_integration_callbacks(settings.trainer.report_to):
+        reporter()  # raises where its package is missing
     run = RunDirectory(settings.output_dir)
     start = settings.run
     if is_main_process() and run.lock.exists():
@@ -158,7 +162,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
             f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
             "change --gradient_accumulation_steps, or train another run with --run_name."
         )
-    _log_changes(run, settings, checkpoint, changed)
+    _log_changes(run, settings, checkpoint, changed, before)
 
 
 def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str, str]) -> None:
@@ -170,7 +174,9 @@ def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str,
         )
 
 
-def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes) -> None:
+def _log_changes(
+    run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Mapping[str, str]
+) -> None:
     texts = []
     for name, (old, new) in changed.items():
         if name not in _NOT_OF_TRAINING:
@@ -182,6 +188,9 @@ def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, change
                 "or train another run with --run_name."
             )
         return
+    for reward in before.keys() & settings.made_from.keys() - {"rows", "held_out"}:
+        if settings.made_from[reward] != before[reward]:
+            texts.append(f"another file of the reward {reward}")
     if texts:
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 

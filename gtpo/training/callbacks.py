@@ -32,6 +32,7 @@ from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
+    MANIFEST,
     RunDirectory,
     damage,
     is_held_out,
@@ -103,6 +104,10 @@ class BestAdapter(TrainerCallback):
             return
         for logs in state.log_history:
             self._add(logs, logs["step"])
+        best = self.run.best
+        if (best / MANIFEST).is_file() and (reason := damage(best, ("model",))):
+            logger.warning("%s is damaged (%s): a later adapter replaces it", best, reason)
+            return
         stored = self.run.read_best()
         if stored.get("step", math.inf) <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored

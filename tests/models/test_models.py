@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from helpers.files import read_json, write_json
+from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
@@ -21,7 +22,7 @@ from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
 from gtpo.files import fingerprint
 from gtpo.models.hub import check_model_files
-from gtpo.models.load import build_policy, load_base, resolve_model, source_options, why_not_loaded
+from gtpo.models.load import build_policy, load_base, load_policy, resolve_model, source_options, why_not_loaded
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -74,6 +75,15 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
     with torch.no_grad():
         assert torch.equal(first(ids).logits, base(ids).logits)
     assert tokenizer.padding_side == "left" and base.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("backend", "said"), [("transformers", 1), ("unsloth", 0)])
+def test_a_run_on_the_cpu_of_a_gpu_machine_says_how_to_use_the_gpu(
+    backend: str, said: int, unsloth: FakeUnsloth, caplog: LogCaptureFixture
+) -> None:
+    load_policy(parsed("--model", "tiny", "--run_name", "x"), backend)
+    lines = [line for line in caplog.messages if "--backend unsloth" in line]
+    assert len(lines) == said and lines == caplog.messages[:said]  # the first line
 
 
 # ---- errors ----

@@ -83,9 +83,11 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [adapter_target, existing_run])
-def test_a_mistyped_run_is_named(use: Callable[[str], object], tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_mistyped_run_names_the_newest(
+    use: Callable[[str], object], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "a").mkdir(parents=True)
     (tmp_path / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
-    with pytest.raises(UsageError, match="outputs/nope is not a directory"):
+    with pytest.raises(UsageError, match="outputs/nope is not a directory: the newest runs are outputs/a"):
         use("outputs/nope")

@@ -290,6 +290,11 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
         check_run(settings, rows=range(10))
 
 
+def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="tensorboardX"):
+        start(tmp_path / "run", "--report_to", "tensorboard")
+
+
 # ---- printed commands ----
 
 

@@ -14,7 +14,7 @@ from helpers.runs import metrics_of
 from pytest import LogCaptureFixture
 
 from gtpo.errors import RunError
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, damage
 from gtpo.training.loop import attach_callbacks, run
 
 ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
@@ -139,3 +139,15 @@ def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path)
     assert list(logged) == [5, 10, 15]
     step = max(logged, key=logged.__getitem__)
     assert best_of(tmp_path) == {"accuracy": logged[step], "step": step}
+
+
+@pytest.mark.parametrize("fault", ["truncated", "deleted"])
+def test_a_damaged_best_is_not_kept(fault: str, tracked: Any, tmp_path: Path, caplog: LogCaptureFixture) -> None:
+    tracked(max_steps=4).train()
+    weights = tmp_path / "best" / "adapter_model.safetensors"
+    assert damage(tmp_path / "best", ("model",)) is None
+    weights.write_bytes(weights.read_bytes()[:-4]) if fault == "truncated" else weights.unlink()
+    with caplog.at_level(logging.WARNING):
+        tracked(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert f"{tmp_path}/best is damaged (adapter_model.safetensors" in caplog.text
+    assert damage(tmp_path / "best", ("model",)) is None and best_of(tmp_path)["step"] > 4
