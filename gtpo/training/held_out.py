@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import trl
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
@@ -68,6 +68,11 @@ class HeldOutEvaluation(trl.GRPOTrainer):
                 self._store_last_completion()
         return metrics
 
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """The metrics of other rows, without predictions; training continues as without it."""
+        with self._undisturbed():
+            return super().predict(*args, **kwargs)
+
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Inside, random numbers are those of the seed and the table is not written; afterwards both are as before."""
@@ -116,6 +121,10 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(rows, str):
             rows = self.eval_dataset[rows]
+        if rows is None:
+            raise ValueError("Trainer: evaluation requires an eval_dataset.")
+        if not isinstance(rows, Sized):
+            rows = list(rows)  # a stream
         batches = eval_batches(
             len(rows),
             self.num_generations_eval,
@@ -127,6 +136,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         counts = iter(prompts)
         collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
         return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(counts)))
+
+    get_test_dataloader = get_eval_dataloader  # of predict
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""

@@ -171,6 +171,14 @@ def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(sampling: Any) -> No
     assert trainer.evaluate(rows(3.0))["eval_reward"] == 3.0  # nothing of the one before
 
 
+def test_a_stream_is_evaluated_as_its_rows(sampling: Any) -> None:
+    trainer = sampling("gtpo", rows(1.0, 2.0, 6.0).to_iterable_dataset())
+    streamed = trainer.evaluate()
+    listed = trainer.evaluate(rows(1.0, 2.0, 6.0))
+    assert streamed["eval_reward"] == listed["eval_reward"] == 3.0
+    assert streamed["eval_loss"] == listed["eval_loss"]
+
+
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
 def test_a_stream_is_trained_on(method: str, sampling: Any, monkeypatch: MonkeyPatch) -> None:
     trainer = sampling(method, train=rows(*range(120)).to_iterable_dataset())
@@ -185,6 +193,21 @@ def test_a_stream_is_trained_on(method: str, sampling: Any, monkeypatch: MonkeyP
     if method == "gtpo":
         shuffled = trainer.train_dataset.shuffle(seed=trainer.args.seed)
         assert asked == list(shuffled)[:100] != list(trainer.train_dataset)[:100]
+
+
+def test_an_evaluation_needs_rows(sampling: Any) -> None:
+    with pytest.raises(ValueError, match="evaluation requires an eval_dataset"):
+        sampling("grpo").evaluate()
+
+
+def test_predictions_are_metrics_and_leave_training_as_it_is(sampling: Any, tmp_path: Path) -> None:
+    trainer = sampling("gtpo", rows(5.0), log_completions=True)
+    state = torch.get_rng_state()
+    found = trainer.predict(rows(1.0, 2.0))
+    assert torch.equal(torch.get_rng_state(), state) and trainer.log_completions
+    assert found.predictions is None and found.metrics["test_reward"] == 1.5
+    assert {"test_loss", "test_runtime"} <= found.metrics.keys() and not [*tmp_path.glob("completions/*")]
+    assert trainer.evaluate()["eval_reward"] == 5.0
 
 
 @pytest.mark.parametrize("removes", [True, False])
