@@ -6,7 +6,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
   stays in the batch while TRL shuffles the rows and splits them into micro-batches.
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
-* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates.
+* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps R_i of all processes.
 * ``training_step``, ``_prepare_inputs``: ``gtpo/training/halving.py``, where the first micro-batch does not fit.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
@@ -43,7 +43,7 @@ from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
-from gtpo.training.callbacks import check_rewards
+from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.halving import Halving
@@ -69,6 +69,8 @@ from gtpo_loss import (
 )
 
 logger = logging.getLogger(__name__)
+
+NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
 class GRPOTrainer(HeldOutEvaluation, Halving):
@@ -154,9 +156,15 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         return batch
 
     def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self._generates_with_transformers():
-            return self._sample(prompt_ids), None
-        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        try:
+            if self._generates_with_transformers():
+                return self._sample(prompt_ids), None
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in NAN_PROBABILITIES):
+                raise
+            rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
+            raise non_finite_error("the probability of a sampled token", self, rows=rows) from error
 
     def _generates_with_transformers(self) -> bool:
         """Whether ``gtpo/forward/generation.py`` generates: no engine, no beams, and weights that are not sharded."""

@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset
+from helpers import canned
 from helpers.canned import GROUP, batch_of, canned_group, settings_of
 from helpers.files import read_json
 from helpers.scripts import ROOT, run_process
@@ -216,6 +217,17 @@ def test_none_is_no_reward_and_a_batch_needs_one(build: Any) -> None:
     assert (advantages(none, ones) == 0).all()
     with pytest.raises(RunError, match="mine"):
         advantages(none)
+
+
+def test_a_generation_from_nan_probabilities_stops_the_run(tracked: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = tracked("gtpo", max_steps=2)
+    trainer.__class__ = canned.TRAINERS["gtpo"].__mro__[2]  # generates itself
+    next(w for name, w in trainer.model.named_parameters() if "lora_B" in name).data.fill_(1e38)
+    with pytest.raises(RunError, match="not-finite-step-1"):
+        trainer.train()
+    assert_nothing_saved(run)
+    assert "Question" in read_json(run / "not-finite-step-1" / "rows-0.json")[0]["prompt"]
 
 
 def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
