@@ -75,9 +75,16 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
-    if config.get("peft_type") != "LORA" or not config.get("base_model_name_or_path"):
-        raise UsageError(f"{path}: expected peft_type LORA and base_model_name_or_path.")
+    is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
+    if not is_lora or config.get("layer_replication") or _rank_of(config) > 4096:  # a stranger's could fill memory
+        raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
     return config
+
+
+def _rank_of(config: dict[str, Any]) -> int:
+    """The largest rank of an adapter."""
+    patterns = config.get("rank_pattern") or {}
+    return max(config["r"], *patterns.values(), 0)
 
 
 def _noted(config: dict[str, Any]) -> dict[str, Any]:
@@ -87,10 +94,7 @@ def _noted(config: dict[str, Any]) -> dict[str, Any]:
 
 def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
-    ranks = []
-    for adapter in _adapters(targets):
-        config = adapter_config(adapter)
-        ranks += [config["r"], *(config.get("rank_pattern") or {}).values()]
+    ranks = [_rank_of(adapter_config(adapter)) for adapter in _adapters(targets)]
     return max(ranks, default=None)
 
 

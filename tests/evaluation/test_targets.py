@@ -88,7 +88,16 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
     write_json(path, {**read_json(path), **changes})
 
 
-@mark.parametrize("settings", [{"peft_type": "x"}, {"base_model_name_or_path": None}])
+@mark.parametrize(
+    "settings",
+    [
+        {"peft_type": "x"},
+        {"base_model_name_or_path": None},
+        {"r": 10**6},
+        {"r": 8, "rank_pattern": {"q_proj": 10**6}},
+        {"layer_replication": [[0, 2]] * 9},
+    ],
+)
 def test_adapters_of_another_kind_and_pickled_ones_are_refused(outputs: Path, settings: dict) -> None:
     adapter = outputs / "older" / "adapter"
     edit_config(adapter, **settings)
