@@ -32,7 +32,7 @@ def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Wo
     rows = {}
     entries = []
     for results in (stored, added):
-        entries += results.scores.get("entry", ())
+        entries.extend(results.scores.get("entry", ()))
         for key, table in results.runs.items():
             rows[key] = table.reset_index()
     condense(Results.of(rows, entries), directory, metrics)

@@ -75,7 +75,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
     assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments
-    assert "* **Unknown**: LLaMA" in readme and "Accuracy does not change" not in readme  # no run says so
+    assert "* **Unknown**: LLaMA" in readme and "Accuracy does not rise" not in readme  # no run says so
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:
