@@ -138,9 +138,8 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     parser = _parser([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
-    of_file = {}
-    if config := flags.get("config"):
-        of_file = _read_file(parser, config)
+    config = flags.get("config")
+    of_file = {} if config is None else _read_file(parser, config)
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     return cls(**values), {*flags, *of_file}
