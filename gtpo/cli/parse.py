@@ -244,7 +244,9 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
         return None
     else:
         name = flags.get("run_name")
-        run = _newest_run(method, f"*-{name}" if name else "*")
+        model = Path(flags.get("model") or "*").name
+        data, _, _ = Path(flags.get("dataset") or "*").name.partition(".")
+        run = _newest_run(method, f"*-{model}-{data}-{name}" if name else "*")
     of = method_of(run)
     if of != method:
         raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")

@@ -438,6 +438,8 @@ def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
     file = config_file(tmp_path, "adapter: []\nk: 3\nseed: 5\n")
     arguments, _ = parse_evaluation(EvaluationArguments, ["--config", file, "--seed", "6"])
     assert (arguments.runs, arguments.k, arguments.seed) == ([], 3, 6)
+    with pytest.raises(FileNotFoundError):
+        parse_evaluation(EvaluationArguments, ["--config", ""])
 
 
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])
@@ -447,7 +449,7 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = stored_run(Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a"), *dataset, "--gamma", "0.25")
-    newer = stored_run(Path("outputs/newer"), "--gamma", "0.5")
+    newer = stored_run(Path("outputs") / ("gtpo-tiny-math-a" if dataset else "newer"), "--gamma", "0.5")
     os.utime(newer / "config.yaml", (2**32, 2**32))
     resumed = parsed(*dataset, *name, "--resume")
     assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
