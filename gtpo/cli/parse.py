@@ -295,6 +295,8 @@ def _without_remote_settings(
     left_out = {name: remote[name] for name in remote if name not in named}
     if left_out:
         again = shlex.join(to_argv(left_out))
+        if left_out.keys() & {"vllm_server_base_url", "vllm_server_host"}:
+            raise UsageError(f"{config} names a vLLM server: if it is yours, add {again}.")
         logger.warning("not taken from %s: if the run is yours, add %s", config, again)
     return {name: stored[name] for name in stored if name not in remote}
 
@@ -394,15 +396,18 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], na
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    group = values.get("num_generations", 1)
     if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
-        values |= dict.fromkeys(sizes)  # those of a file are for its groups
+        values[sizes[1]] = None  # that of a file is for its groups
+        share = group * (values["prompts_per_step"] or 1) / processes
+        while (values[sizes[0]] or 1) > 1 and share % values[sizes[0]]:
+            values[sizes[0]] -= 1  # no more memory
     shares_host = values["use_cpu"] and processes > 1
     has_estimate = "num_generations" in values and preset.stem != "tiny" and not shares_host
     if has_estimate and not any(map(values.get, sizes)):
         from gtpo.models.memory import derived_micro_batch  # imports torch
 
         values[sizes[0]] = derived_micro_batch(values, processes)
-    group = values.get("num_generations", 1)
     batch, steps = map(values.get, sizes)
     geometry = batch_geometry(group, values["prompts_per_step"], batch, steps, processes)
     values |= zip(sizes, geometry, strict=True)

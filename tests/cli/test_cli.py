@@ -376,11 +376,12 @@ def test_a_file_of_settings_runs_no_code_unasked(tmp_path: Path) -> None:
     assert parsed(*argv, "--reward", "format", "evil.py:f").reward.reward == ["format", "evil.py:f"]
 
 
-def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path) -> None:
     flags = ("--model", "tiny", "--use_vllm", "true", "--vllm_mode", "server")
     run = stored_run(tmp_path / "run", *flags, "--vllm_server_base_url", "http://10.0.0.9:1")
     again = ("--vllm_server_base_url", "http://10.0.0.9:1")
-    assert settings("--resume", str(run))["vllm_server_base_url"] is None and " ".join(again) in caplog.text
+    with pytest.raises(UsageError, match=f"names a vLLM server: .* {' '.join(again)}"):
+        settings("--resume", str(run))
     assert settings("--resume", str(run), *again)["vllm_server_base_url"] == again[1]
 
 
@@ -509,6 +510,11 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
     run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
     assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
+    small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "3", "--prompts_per_step", "1")
+    got = settings("--resume", str(small), "--G", "8")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (2, 4)  # no more memory
+    got = settings("--prompts_per_step", "96", method="sft")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (48, 2)
     with pytest.raises(UsageError, match="--per_device_train_batch_size"):
         settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
     with pytest.raises(UsageError, match="--per_device_train_batch_size"):
