@@ -97,6 +97,9 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
     merges = values["merge"] != "none"
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges
     faults = {
+        "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
+            values["remove_unused_columns"] and "num_generations" in values
+        ),
         "--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.": (
             values["fp16"] and no_gpu
         ),

@@ -35,7 +35,7 @@ FLAGS = """
 --system_prompt missing.txt|--chat_template missing.jinja|--model_init_kwargs {"x":1}|--eval_split x
 --hub_model_id a/b/c|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
 --gpu_memory_utilization 2|--num_generations_eval 2|--prompt_column task|--answer_column gold
---bf16 --fp16
+--bf16 --fp16|--remove_unused_columns true
 --model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head
 --lora_target_modules all-linear q_proj|--gamma much|--gamma|--gamma inf|--initial_entropy nan|--G two|--G 1000000
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
