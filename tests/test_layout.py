@@ -134,7 +134,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_350, 9.86),
+    "cli": Limit(6_400, 9.90),
     "data": Limit(8_370, 9.90),
     "evaluation": Limit(14_975, 9.88),
     "forward": Limit(12_000, 10.10),

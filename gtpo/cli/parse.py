@@ -452,9 +452,11 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
     settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
     system = settings.prompt.format.system_prompt
-    missing = [tag for tag in settings.prompt.format_tags if system and tag not in system]
-    if missing and settings.reward:
-        logger.warning("--system_prompt lacks %s, for format and accuracy: add them, or set --tags", " ".join(missing))
+    rewards = settings.reward.reward if settings.reward else ()
+    first = 0 if "format" in rewards else 2 if "accuracy" in rewards else 4  # of the tags that are looked for
+    missing = [tag for tag in settings.prompt.format_tags[first:] if system and tag not in system]
+    if missing:
+        logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
     return settings
 
 

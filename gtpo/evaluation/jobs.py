@@ -8,7 +8,6 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -152,7 +151,7 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     how = Sampling(**options)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
     base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
-    made_with = provenance() | {storage.BEGUN: datetime.now().isoformat(timespec="seconds")}
+    made_with = provenance()
     jobs: list[Job] = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
@@ -236,8 +235,7 @@ def run_job(
     keys = storage.keys_of(problems, how.k)
     path = storage.shard_path(job.path, shard) if shard else job.path
     shards = storage.shard_paths(job.path)
-    head = job.head if overwrite else storage.as_begun(job.head, [path, job.path, *shards])
-    with storage.open_completions(path, head, problems, overwrite) as file:
+    with storage.open_completions(path, job.head, problems, overwrite) as file:
         if overwrite:
             storage.scores_path(job.path).unlink(missing_ok=True)
         if not shard:
@@ -252,8 +250,7 @@ def run_job(
             return
         sampler = load()
         tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, job.prompt)
-        begun = head.origin.environment.get(storage.BEGUN)
-        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer, begun)
+        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer)
         prompts = [job.prompt.format.to_messages(problem.question) for problem in problems]
         scored = ("format",) if job.problems.grader else ("format", "accuracy")
         check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], job.prompt, scored)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +93,16 @@ def make_requests(
     sampling: Sampling,
     prompt: PromptArguments | None = None,
     tokenizer: Any = None,
-    begun: str | None = None,
 ) -> list[Request]:
-    """k requests per problem, in the order of the benchmark; by default the paper's prompt and the base's tokenizer.
-
-    ``begun``: the time that a chat template gets where it asks for it, in ISO format; by default now.
-    """
+    """k requests per problem, in the order of the benchmark; by default the paper's prompt and the base's tokenizer."""
     prompt = prompt or PromptArguments()
     tokenizer = tokenizer or sampler.tokenizer
     prefill = assistant_prefill(tokenizer, prompt)
     end = end_of_turn(tokenizer)
     end_ids = () if end is None else (end,)
-    clock = datetime.fromisoformat(begun) if begun else datetime.now()
-    arguments = {"strftime_now": clock.strftime, **prompt.template_kwargs}
     requests = []
     for problem in problems:
-        ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **arguments)
+        ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **prompt.template_kwargs)
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
                 f"the prompt of {problem.id} has {len(ids)} tokens, more than the context length "

@@ -32,7 +32,6 @@ COLUMNS = {
     "tokens",
     "finished",
 }
-BEGUN = "begun"  # key of an origin's environment: when an evaluation began, in local time
 _SETTINGS = b'{"settings": '  # how a line of settings begins
 
 
@@ -125,16 +124,6 @@ def open_completions(
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
         lock.release()
-
-
-def as_begun(head: Head, paths: Iterable[Path]) -> Head:
-    """The head with the time at which stored completions were begun: a chat template may write it into the prompt."""
-    for path in filter(has_completions, paths):
-        begun = read_head(path).origin.environment.get(BEGUN)
-        if begun:
-            environment = head.origin.environment | {BEGUN: begun}
-            return replace(head, origin=replace(head.origin, environment=environment))
-    return head
 
 
 def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[Key]:

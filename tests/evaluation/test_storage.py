@@ -22,7 +22,6 @@ from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.records import Head, Origin, Problems, read_entries
 from gtpo.evaluation.sampling import Request, Sampling
 from gtpo.evaluation.storage import (
-    BEGUN,
     Key,
     check_settings,
     find_completion_files,
@@ -84,41 +83,6 @@ def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_
         path.write_bytes(content[:cut])
         assert cut != -1 or read_completions(path)[1] == rows[:-1]  # without a partly written line
         assert fill(path) == content
-
-
-def test_the_clock_of_a_template_is_that_of_the_first_start(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    """In the file, in its shards, and where it is continued with more samples; an older file names no time."""
-    template = Canned.tokenizer.chat_template
-    monkeypatch.setattr(Canned.tokenizer, "chat_template", "{{ strftime_now('%d.%m.%Y') }} " + template)
-    prompts: list[str] = []
-
-    class Noting(Canned):
-        def sample(self, requests: Sequence[Request], *rest: Any) -> Iterator[list[dict]]:
-            prompts.extend(self.tokenizer.decode(request.prompt_ids) for request in requests)
-            return super().sample(requests, *rest)
-
-    def asked_on(day: str, path: Path, k: int = 3, **options: Any) -> set[str]:
-        prompts.clear()
-        head = Head(SETTINGS | {"k": k}, Origin("canned", environment={BEGUN: f"{day}T23:59:59"}))
-        run_job(Job(path, Problems(ROWS), head), Sampling(k=k, max_new_tokens=9), Noting, **options)
-        return {prompt.partition("<")[0].replace(" ", "") for prompt in prompts}
-
-    path = tmp_path / "a.jsonl"
-    assert asked_on("2026-01-01", path) == {"01.01.2026"}
-    path.write_bytes(path.read_bytes()[:-9])
-    assert asked_on("2026-01-02", path) == {"01.01.2026"}
-    sized = SETTINGS | {"problems": 7, "problems_hash": problems_hash(ROWS)}
-    monkeypatch.setattr(sys.modules[__name__], "SETTINGS", sized)
-    path = tmp_path / "b.jsonl"
-    asked_on("2026-01-01", path)
-    for day in ("2026-01-02", "2026-01-03"):
-        assert asked_on(day, path, k=4 + (day[-1] == "3")) == {"01.01.2026"}
-    assert read_head(path).origin.environment == {BEGUN: "2026-01-01T23:59:59"}
-    assert asked_on("2026-01-04", tmp_path / "c.jsonl", shard="1/2") == {"04.01.2026"}
-    assert asked_on("2026-01-05", tmp_path / "c.jsonl", shard="2/2") == {"04.01.2026"}
-    assert asked_on("2026-01-06", path, k=5, overwrite=True) == {"06.01.2026"}
-    fill(tmp_path / "old.jsonl", sized)
-    assert asked_on("2026-01-07", tmp_path / "old.jsonl", k=4) == {"07.01.2026"}
 
 
 def test_completions_that_another_file_grades_name_it(tmp_path: Path) -> None:

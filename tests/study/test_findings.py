@@ -41,6 +41,7 @@ def test_differences_and_counts_by_hand() -> None:
         formatting = {"grpo": 50.0, "correction": 51.0 - 2 * share / 100, "gtpo": 50.0, "dr_grpo": 50.0}
         arms = {(f"{arm}-0.3e-3", 501): constant(formatting=value) for arm, value in formatting.items()}
         places[f"missing-{share}"] = table(arms)
+    places |= dict.fromkeys(("entropy_parts", "first_lost", "low_rate"), table({}))
     found = findings(places)
     assert found["missing_formatting_slope"]["mean"] == pytest.approx(-2.0)
     assert [row["mean"] for row in found["missing_formatting_of_correction"]] == pytest.approx([1.0, 0.6, 0.0, -0.6])

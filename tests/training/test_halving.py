@@ -104,7 +104,7 @@ def test_packed_rows_that_do_not_fit_with_gradients_are_not_padded(monkeypatch: 
         return torch.ones(6, 1)
 
     monkeypatch.setattr(hidden_states, "hidden_states_packed", packed)
-    monkeypatch.setattr(hidden_states, "hidden_states_per_completion", lambda *args: torch.ones(2, 1))
+    monkeypatch.setattr(hidden_states, "hidden_states_per_completion", lambda *args: torch.ones(4, 1))
     packing = hidden_states.Packing(possible=True)
     with pytest.raises(torch.OutOfMemoryError):
         packing.hidden_states(None, None, inputs, None)  # type: ignore[arg-type]
