@@ -162,7 +162,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
         header = list(reader.fieldnames or [])
         has_commas = len(header) != 1 or not re.search("[;\t]", header[0])
         if "" in header[1:] or len({*header}) < len(header) or not has_commas:
-            raise ValueError(f"duplicate or empty column name, or no commas, in the header {header}")
+            raise ValueError(f"the header needs different column names, with commas between them: {header}")
         for row in reader:
             if None in row or None in row.values():
                 where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
