@@ -98,7 +98,8 @@ def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> N
     ends = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     for name in arguments.lora_target_modules:
         if name.rpartition(".")[2] not in {*ends, "all-linear"}:
-            raise UsageError(f"--lora_target_modules: {path} has no module {name!r}{nearest(name, ends)}.")
+            unknown = f"{path} has no module {name!r}{nearest(name, ends)}"
+            raise UsageError(f"--lora_target_modules: {unknown}: all-linear takes every layer.")
 
 
 def keep_adapter_in_float32(model: Any) -> None:

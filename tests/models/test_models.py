@@ -55,7 +55,7 @@ def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path, names: Any,
 
 def test_an_unknown_module_is_refused_beside_a_known_one(tiny: Path) -> None:
     """PEFT would train the known one only."""
-    with pytest.raises(UsageError, match=r"--lora_target_modules.*q_prj"):
+    with pytest.raises(UsageError, match=r"--lora_target_modules.*q_prj.*all-linear takes every layer"):
         policy(tiny, lora_target_modules=["v_proj", "q_prj"])
 
 
