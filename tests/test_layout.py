@@ -134,9 +134,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_400, 9.90),
+    "cli": Limit(6_385, 9.90),
     "data": Limit(8_370, 9.90),
-    "evaluation": Limit(14_975, 9.88),
+    "evaluation": Limit(14_780, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
     "models": Limit(7_810, 9.70),
@@ -145,7 +145,7 @@ LIMITS = {
     "training": Limit(17_290, 9.65),
     "": Limit(3_850, 8.55),  # the ground
 }
-PACKAGE_LIMIT = Limit(99_560, 10.00)
+PACKAGE_LIMIT = Limit(94_370, 9.75)
 PAPER_LIMIT = Limit(10_910, 10.80)
 STUDY = Limit(16_530, 10.50)
 BENCHMARKS = Limit(25_030, 10.80)
