@@ -815,7 +815,7 @@ def measured_rows(report: Mapping[str, Any]) -> list[str]:
         if "seconds_of_a_step" not in found:
             continue
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items() if seconds >= 0.1)
-        gpu = report["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
+        gpu = report["environment"]["gpu"].removeprefix("NVIDIA ").removeprefix("Tesla ").split()[0]
         cells = [
             f"`{name}`, {gpu}, {found['model']}",
             f"{found['prompt']:,} + {found['completion']:,}",

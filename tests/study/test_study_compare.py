@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 from helpers.files import tables_of
 from helpers.results import results_of
+from helpers.scripts import ROOT
 
 from gtpo.errors import UsageError
 from study import rendering
-from study.bench import Comparison, numbers_of, read_experiments, settings_of
-from study.compare import Found, plan_state, plan_text, primary_rows, refuse_dirty, state_line, table_of, works_of
+from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
+from study.compare import (
+    Found,
+    plan_state,
+    plan_text,
+    primary_rows,
+    refuse_dirty,
+    state_line,
+    table_of,
+    works_of,
+    write_page,
+)
 from study.storage import condense
 
 TABLES = tables_of(__file__)
@@ -151,6 +162,15 @@ def test_a_difference_by_hand() -> None:
     [of_arm] = table["rows"]
     assert of_arm["mixed"] == 1 and of_arm["lost"] == {"grpo": 1, "gtpo": 0, "p": 1.0}
     assert of_arm["measures"]["accuracy late"]["means"] == [40.0, 42.0]
+
+
+def test_the_page_has_the_rate_of_each_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From stored results, where the arms chose different ones."""
+    monkeypatch.chdir(ROOT)
+    page, _ = write_page(known_comparison("low_rate"), tmp_path, "study compare low_rate")
+    text = " ".join(page.read_text().split())
+    assert "GTPO minus GRPO, at 0.3e-3 and 0.15e-3. Seeds lost: 0 and 0 of 8" in text
+    assert "| pass@1 sampled | 83.69 | 82.84 | -0.84 ± 1.66 | 8 | 0.2891 |" in text
 
 
 def test_the_slope_over_bases_by_hand() -> None:
