@@ -143,7 +143,7 @@ def existing_run(path: str | Path) -> RunDirectory:
     """The run in a directory; UsageError, with the newest runs, if there is none."""
     if not Path(path).is_dir():
         newest = ", ".join(str(run.path) for run in own_runs()[-3:])
-        raise UsageError(f"{path} is not a directory: the newest runs are {newest or 'missing'}.")
+        raise UsageError(f"{path} is not a directory; the newest runs: {newest or 'none'}.")
     return RunDirectory(path)
 
 

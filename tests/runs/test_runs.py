@@ -89,5 +89,5 @@ def test_a_mistyped_run_names_the_newest(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "a").mkdir(parents=True)
     (tmp_path / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
-    with pytest.raises(UsageError, match="outputs/nope is not a directory: the newest runs are outputs/a"):
+    with pytest.raises(UsageError, match="outputs/nope is not a directory; the newest runs: outputs/a"):
         use("outputs/nope")
