@@ -139,10 +139,10 @@ LIMITS = {
     "evaluation": Limit(14_780, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
-    "models": Limit(7_810, 9.70),
+    "models": Limit(7_790, 9.70),
     "reports": Limit(6_430, 9.73),
     "runs": Limit(5_105, 9.26),
-    "training": Limit(17_290, 9.65),
+    "training": Limit(17_310, 9.65),
     "": Limit(3_850, 8.55),  # the ground
 }
 PACKAGE_LIMIT = Limit(94_370, 9.75)

@@ -40,13 +40,13 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     train(trainer, checkpoint)
     training_begins()  # also where the run was finished before
     save_adapter(trainer, settings, directory)
-    if not is_main_process():
-        return
-    for finish in (partial(write_report, directory.path), partial(log_summary, trainer, settings)):
-        try:
-            finish()
-        except Exception as error:
-            logger.warning("%s: %s; the run is complete", type(error).__name__, error)
+    if is_main_process():
+        for finish in (partial(write_report, directory.path), partial(log_summary, trainer, settings)):
+            try:
+                finish()
+            except Exception as error:
+                logger.warning("%s: %s; the run is complete", type(error).__name__, error)
+    trainer.accelerator.end_training()  # Gloo may abort an exit that leaves its group open (pytorch#190489)
 
 
 def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> None:

@@ -4,14 +4,19 @@ import itertools
 import json
 import logging
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.canned import settings_of
 from helpers.files import write_settings
 from helpers.runs import metrics_of
 from pytest import LogCaptureFixture
+from transformers import TrainerCallback
 
 from gtpo.errors import RunError
 from gtpo.runs.directory import RunDirectory, damage
@@ -40,6 +45,24 @@ def tracked(plain: Any) -> Any:
         return trainer
 
     return tracked
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A group of one process, as vLLM leaves it in the training process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class Interrupt(TrainerCallback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if state.global_step == self.at - 1:
+            signal.raise_signal(signal.SIGINT)
 
 
 def rates(directory: Path) -> list[float]:
@@ -151,3 +174,14 @@ def test_a_damaged_best_is_not_kept(fault: str, tracked: Any, tmp_path: Path, ca
         tracked(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert f"{tmp_path}/best is damaged (adapter_model.safetensors" in caplog.text
     assert damage(tmp_path / "best", ("model",)) is None and best_of(tmp_path)["step"] > 4
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_run_leaves_no_process_group(stopped: bool, plain: Any, process_group: None) -> None:
+    """Gloo's threads abort some exits of a process that has one, and a launcher then reports a failed run."""
+    trainer = plain(max_steps=2)
+    trainer.add_callback(Interrupt(at=1) if stopped else TrainerCallback())
+    with pytest.raises(SystemExit) if stopped else nullcontext():
+        run(trainer, settings_of(trainer), None)
+    assert trainer.state.global_step == 2 - stopped
+    assert not torch.distributed.is_initialized()
