@@ -17,6 +17,8 @@ from typing import Any, Literal
 from gtpo.errors import UsageError
 from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
 
+Values = dict[str, Any]  # settings, metrics or facts, by name
+
 MODEL_ALIASES = {
     "llama": "meta-llama/Llama-3.1-8B-Instruct",
     "qwen": "Qwen/Qwen2.5-3B-Instruct",
@@ -73,15 +75,15 @@ def option(default: Any, text: str, **metadata: Any) -> Any:
 
 
 Check = tuple[Callable[[Any], Any], str]  # whether a value is valid, and what is expected
-AT_LEAST_1: Check = (lambda x: x >= 1, "at least 1")
-NOT_NEGATIVE: Check = (lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
-SHARE: Check = (lambda x: 0 < x <= 1, "a number above 0, at most 1")
+AT_LEAST_1 = (lambda x: x >= 1, "at least 1")
+NOT_NEGATIVE = (lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
+SHARE = (lambda x: 0 < x <= 1, "a number above 0, at most 1")
 
 
-def check_fields(values: Any, checks: Mapping[str, Check]) -> None:
+def check_fields(values: Values, checks: Mapping[str, Check]) -> None:
     """Raise a UsageError for the first field that is given and not valid."""
     for name, (is_valid, expected) in checks.items():
-        value = getattr(values, name, None)
+        value = values.get(name)
         if value is not None and not is_valid(value):
             raise UsageError(f"--{name} is {value!r}: expected {expected}.")
 
@@ -118,7 +120,7 @@ class DataArguments(SourceArguments):
     max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
     def __post_init__(self) -> None:
-        check_fields(self, dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
+        check_fields(vars(self), dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
 
 
 NO_PROMPT = "none"  # --system_prompt
@@ -135,8 +137,8 @@ class FormatArguments:
     chat_template: str | None = option(None, "Jinja file for conversations. Default: the tokenizer's.")
 
     def __post_init__(self) -> None:
-        self.tags = " ".join(self.tags.split())
         tags = self.tags.split()
+        self.tags = " ".join(tags)
         overlap = any(a in b for a, b in permutations(tags, 2))
         if len(tags) != len(TAGS) or overlap:
             raise UsageError(f"--tags is {self.tags!r}: expected four different tags, none a part of another.")
@@ -172,9 +174,9 @@ class PromptArguments(FormatArguments):
             self.chat_template_kwargs = dict(json.loads(self.chat_template_kwargs))
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
+    def template_kwargs(self) -> Values:
         """Arguments of the chat template, by name."""
-        return self.chat_template_kwargs if isinstance(self.chat_template_kwargs, dict) else {}
+        return self.chat_template_kwargs or {}  # type: ignore[return-value]  # JSON is read above
 
 
 # The paper's prompt, with any tags: it names those of the run, also where a stored one is read with other --tags.
@@ -187,9 +189,9 @@ class StoredText(str):
     """A text of stored settings, such as ``config.yaml`` of a run; it is not looked up as a file."""
 
 
-def stored_prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
+def stored_prompt(settings: Mapping[str, Any]) -> Values:
     """The settings of :class:`PromptArguments` among stored ones."""
-    found: dict[str, Any] = {}
+    found: Values = {}
     for name in fields_of([PromptArguments]):
         value = settings.get(name)
         if value is not None:
@@ -277,7 +279,7 @@ class GTPOArguments:
 
     def __post_init__(self) -> None:
         names = ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy")
-        check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
+        check_fields(vars(self), dict.fromkeys(names, NOT_NEGATIVE))
 
 
 @dataclass
@@ -315,7 +317,7 @@ class Settings:
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
     settings: Any = None  # the dataclass Settings of --objective
-    given: dict[str, Any] = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
+    given: Values = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
     made_from: dict[str, str] = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
     changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
 
@@ -334,7 +336,7 @@ class Settings:
         """G; supervised fine-tuning has one completion per prompt."""
         return int(getattr(self.trainer, "num_generations", 1))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
         values = dict(self.given)
         groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo, self.settings)
@@ -342,7 +344,7 @@ class Settings:
             values |= {name: getattr(group, name) for name in fields_of([type(group)])}
         return {name: value for name, value in values.items() if name not in _NOT_STORED}
 
-    def changed_settings(self) -> dict[str, Any]:
+    def changed_settings(self) -> Values:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
         told = self.changed | {"model", "dataset", "output_dir"}
         return {name: value for name, value in self.to_dict().items() if name in told}

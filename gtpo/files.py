@@ -80,10 +80,8 @@ def fingerprint(directory: str | Path) -> str | None:
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()
-    paths: set[Path] = set()
-    for pattern in ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*"):
-        paths.update(folder.glob(pattern))
-    for path in sorted(paths):
+    patterns = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*")
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         if path.is_file():
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
             with path.open("rb") as file:
@@ -94,7 +92,7 @@ def fingerprint(directory: str | Path) -> str | None:
 class _UniqueKeyLoader(yaml.SafeLoader):
     """A SafeLoader that refuses a duplicate key, of which YAML would take the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:

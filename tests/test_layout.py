@@ -134,16 +134,16 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_385, 9.90),
-    "data": Limit(8_370, 9.90),
+    "cli": Limit(6_097, 9.59),
+    "data": Limit(8_369, 9.89),
     "evaluation": Limit(14_780, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
-    "models": Limit(7_790, 9.70),
+    "models": Limit(7_756, 9.69),
     "reports": Limit(6_430, 9.73),
-    "runs": Limit(5_105, 9.26),
+    "runs": Limit(5_075, 9.26),
     "training": Limit(17_310, 9.65),
-    "": Limit(3_850, 8.55),  # the ground
+    "": Limit(3_766, 8.42),  # the ground
 }
 PACKAGE_LIMIT = Limit(94_370, 9.75)
 PAPER_LIMIT = Limit(10_910, 10.80)

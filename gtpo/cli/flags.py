@@ -18,6 +18,8 @@ from gtpo.arguments import SHORT_NAMES, check_fields, fields_of, name_of
 from gtpo.cli.validation import CHECKS
 from gtpo.errors import UsageError, nearest
 
+Classes = Sequence[type]  # dataclasses of settings
+Flags = dict[str, str | None]  # name -> first word of each setting on a command line
 ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
     "lr": "learning_rate",
     "lora_alpha": "lora_rank",
@@ -31,7 +33,7 @@ ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
 }
 
 
-def check_flags(method: str, argv: Sequence[str], classes: Sequence[type]) -> None:
+def check_flags(method: str, argv: Sequence[str], classes: Classes) -> None:
     """Refuse unknown flags, and numbers and choices that the parser would refuse seconds later, in argparse's words.
 
     Args:
@@ -56,10 +58,7 @@ def check_flags(method: str, argv: Sequence[str], classes: Sequence[type]) -> No
     later = ("--objective", "--unsloth_")  # a user's class, and Unsloth in TRL's configs, have fields of their own
     if not any(word.startswith(later) for word in argv):
         refuse_unknown(unknown, annotations)
-    numbers = argparse.Namespace()
-    for name, value in vars(known).items():
-        if isinstance(value, int | float):
-            setattr(numbers, name, value)
+    numbers = {name: value for name, value in vars(known).items() if isinstance(value, int | float)}
     check_fields(numbers, CHECKS)
     if method == "gtpo" and known.beta:
         raise UsageError(f"--beta is {known.beta}: expected 0, because GTPO has no KL term: train_grpo.py has one.")
@@ -99,22 +98,15 @@ def similar(name: str, names: Iterable[str]) -> str:
 def spelled_out(argv: Sequence[str] | None) -> list[str]:
     """A command line, by default that of the process, with names of flags in full and with underscores."""
     words = sys.argv[1:] if argv is None else argv
-    return [re.sub(r"^--[\w-]+", _in_full, word) for word in words]
+    return [re.sub(r"^--([\w-]+)", lambda flag: "--" + name_of(flag[1].replace("-", "_")), word) for word in words]
 
 
-def _in_full(flag: re.Match[str]) -> str:
-    name = flag[0].removeprefix("--").replace("-", "_")
-    return f"--{name_of(name)}"
-
-
-def flags_on(argv: Sequence[str]) -> dict[str, str | None]:
+def flags_on(argv: Sequence[str]) -> Flags:
     """Name -> first word of each setting on a command line from :func:`spelled_out`; None where it has no word."""
-    flags: dict[str, str | None] = {}
+    flags: Flags = {}
     for word, following in pairwise([*argv, "--"]):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if equals or not following.startswith("--"):
-                flags[name] = value if equals else following
-            else:
-                flags[name] = None
+            separate = None if following.startswith("--") else following
+            flags[name] = value if equals else separate
     return flags

@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gtpo.arguments import fields_of, name_of
+from gtpo.arguments import Values, fields_of, name_of
+from gtpo.cli.flags import Classes
 from gtpo.files import read_yaml
 
 HELP_FLAGS = {"-h", "--help"}
@@ -15,7 +15,7 @@ HELP_ALL = "--help_all"
 _short_help = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # names in one column
 
 
-def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) -> NoReturn:
+def print_help(method: str, classes: Classes, preset: Values) -> NoReturn:
     """Print the settings that most runs change, with the values of a preset, and exit; TRL is not imported.
 
     Args:
@@ -27,7 +27,7 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
     parser.description = sys.modules["__main__"].__doc__
     parser.epilog = f"{HELP_ALL} lists every setting, with TRL's."
     fields = fields_of(classes)
-    defaults: dict[str, Any] = {}
+    defaults: Values = {}
     for cls in classes:
         defaults |= vars(cls())
     defaults |= preset
@@ -42,7 +42,7 @@ def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) 
     raise SystemExit
 
 
-def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoReturn:
+def print_all(parser: argparse.ArgumentParser, preset: Values) -> NoReturn:
     """Print every option of a script, with the values of a preset as defaults, and exit."""
     parser.usage = "%(prog)s [--config FILE] [--key value ...]"
     parser.formatter_class = _AllHelp
@@ -62,7 +62,7 @@ def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoR
     raise SystemExit
 
 
-def _shown() -> dict[str, dict[str, dict[str, Any]]]:
+def _shown() -> Values:
     """Group -> setting -> what ``help.yaml`` says of it."""
     return read_yaml(Path(__file__).with_name("help.yaml"))
 

@@ -12,7 +12,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,12 +23,13 @@ from gtpo.arguments import (
     PromptArguments,
     RunArguments,
     Settings,
+    Values,
     alias_of,
     fields_of,
     name_of,
     stored_prompt,
 )
-from gtpo.cli.flags import check_flags, flags_on, refuse_unknown, similar, spelled_out
+from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, refuse_unknown, similar, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError
@@ -78,7 +79,7 @@ _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes w
 }
 
 
-def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
+def load_backend_from_flags(method: str, classes: Classes, argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
     The names of flags are checked first, because all that follows takes seconds. With ``--dry_run`` neither GPU nor
@@ -96,7 +97,7 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     return load(start.backend, start.model)
 
 
-def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> Settings:
+def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> Settings:
     """Read preset, ``--config`` and command line, ``sys.argv[1:]`` by default, of a training run.
 
     ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
@@ -187,10 +188,10 @@ class _Start:
     config: str | None
     of_run: bool
     adapter: Path | None
-    stored: dict[str, Any]
+    stored: Values
 
 
-def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
+def find_start(method: str, flags: Flags) -> _Start:
     """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
     run = find_run(method, flags)
     config = flags.get("config")
@@ -226,7 +227,7 @@ def find_start(method: str, flags: Mapping[str, str | None]) -> _Start:
     return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
 
 
-def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | None:
+def find_run(method: str, flags: Flags) -> RunDirectory | None:
     """The run that ``--resume`` names; alone that of ``--output_dir``, or the newest one. None: a new run."""
     if "resume" not in flags:
         return None
@@ -253,12 +254,12 @@ def find_run(method: str, flags: Mapping[str, str | None]) -> RunDirectory | Non
     return run
 
 
-def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
+def _of_this_machine(start: _Start, preset: Path) -> Values:
     """Settings that adapt a preset to this machine; --config and the command line override them."""
     import torch
 
     settings = read_yaml(preset)
-    adapted: dict[str, Any] = {}
+    adapted: Values = {}
     if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
         adapted = {"use_cpu": False, "bf16": True}
         settings |= adapted
@@ -271,7 +272,7 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     return adapted
 
 
-def _start_from(adapter: Path, stored: Mapping[str, Any], named: Set[str]) -> dict[str, Any]:
+def _start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
     """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
     check_base(adapter)
     logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
@@ -284,9 +285,7 @@ def _start_from(adapter: Path, stored: Mapping[str, Any], named: Set[str]) -> di
     return found
 
 
-def _without_remote_settings(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], named: Set[str], config: str
-) -> dict[str, Any]:
+def _without_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> Values:
     """The settings of a run without those that send something elsewhere: these come from the command line."""
     remote = {}
     for name in REMOTE_SETTINGS:
@@ -313,7 +312,7 @@ def _newest_run(method: str, name: str) -> RunDirectory:
     return (unfinished or runs)[-1]
 
 
-def _help_preset(method: str, flags: Mapping[str, str | None]) -> dict[str, Any]:
+def _help_preset(method: str, flags: Flags) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
     return read_yaml(preset_for(method, flags.get("model") or "tiny", dry_run=True))
 
@@ -321,7 +320,7 @@ def _help_preset(method: str, flags: Mapping[str, str | None]) -> dict[str, Any]
 # The parser
 
 
-def _parser(classes: Sequence[type]) -> Any:
+def _parser(classes: Classes) -> Any:
     """A flag for each field of some dataclasses, in the groups that they name."""
     from trl import TrlParser
 
@@ -345,7 +344,7 @@ def _parser(classes: Sequence[type]) -> Any:
     return parser
 
 
-def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
+def _read(parser: Any, words: Sequence[str]) -> Values:
     """The value of every setting: its default, or that of a command line."""
     fields = fields_of(parser.dataclass_types)
     namespace, unknown = parser.parse_known_args(list(words))
@@ -360,7 +359,7 @@ def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
+def _read_file(parser: Any, path: str | Path) -> Values:
     """The settings of a YAML file, through the types of their flags; null keeps the default.
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
@@ -392,7 +391,7 @@ def _word_of(value: Any, action: argparse.Action) -> str:
     return str(value)
 
 
-def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], named: Set[str]) -> None:
+def _derive(method: str, preset: Path, start: _Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -428,7 +427,7 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], na
             values[name] = values[name] or values[ours]
 
 
-def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any], changed: frozenset[str]) -> Settings:
+def _build_settings(method: str, classes: Classes, values: Values, changed: frozenset[str]) -> Settings:
     *ours, trainer_class = classes
     if token := values.pop("hub_token"):
         os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
@@ -460,7 +459,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     return settings
 
 
-def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:
+def _undo_changes_of_unsloth(trainer: Any, asked: Values) -> None:
     """Set back what Unsloth's config class makes of the settings where TRL's own makes something else.
 
     For loss_type dr_grpo it changes scale_rewards, for dapo epsilon_high; nothing has read them yet.

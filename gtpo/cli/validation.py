@@ -1,17 +1,14 @@
 """Checks of settings that TRL or Transformers would fail on later; batch sizes and evaluation, from other settings."""
 
-import argparse
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
 from functools import partial
 from operator import not_
 from pathlib import Path
-from typing import Any
 
-from gtpo.arguments import Check, check_fields
+from gtpo.arguments import Check, Values, check_fields
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 
@@ -87,9 +84,9 @@ def batch_geometry(
     return batch, steps
 
 
-def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
+def check_values(values: Values, has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
-    check_fields(argparse.Namespace(**values), CHECKS)
+    check_fields(values, CHECKS)
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
@@ -128,7 +125,7 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
         )
 
 
-def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
+def evaluation_settings(values: Values, processes: int) -> Values:
     """TRL's settings of the evaluation while training, derived where not given."""
     if values["eval_dataset"] is None and values["eval_rows"] is None:
         for name in _ONLY_WITH_ROWS.split():

@@ -84,7 +84,7 @@ class EvaluationArguments(SourceArguments):
             "output_dir": (str.strip, "the path of a directory"),
             "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
         }
-        check_fields(self, checks)
+        check_fields(vars(self), checks)
         if self.temperature == 0 and self.k > 1:
             raise UsageError(f"--temperature 0 samples the same completion {self.k} times: add --k 1.")
         for first, others in _EXCLUDE.items():

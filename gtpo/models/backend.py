@@ -10,9 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
 
+from gtpo.arguments import Values
 from gtpo.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ def choose_training_backend(backend: str = "auto", model: str | None = None) -> 
     return backend
 
 
-def plans_unsloth(values: Mapping[str, Any]) -> bool:
+def plans_unsloth(values: Values) -> bool:
     """Whether Unsloth trains a run with these settings on the machine that they are for, which may be another one."""
     automatic = not values["use_cpu"] and values["model"] != "tiny"
     return bool(values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic))

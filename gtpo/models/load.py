@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import ModelArguments, PromptArguments, Settings, hub_name
+from gtpo.arguments import ModelArguments, PromptArguments, Settings, Values, hub_name
 from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
@@ -126,7 +126,7 @@ def load_base(
         disable_progress_bar()  # it is loaded in an instant
 
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
+    options: Values = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
     if load_in_4bit:
         if not gpu_is_available():
             raise UsageError("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false.")

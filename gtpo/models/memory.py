@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gtpo.arguments import Settings, alias_of, hub_name
+from gtpo.arguments import Settings, Values, alias_of, hub_name
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 
-Values = dict[str, Any]  # of the settings, by name: Settings.to_dict
 GIB = 2**30
 _SIZES = read_yaml(Path(__file__).with_name("sizes.yaml"))
 GPUS = _SIZES["gpus"]

@@ -6,16 +6,16 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import Values
 from gtpo.errors import UsageError
 from gtpo.files import apply_umask, fingerprint, read_own, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
-Values = dict[str, Any]  # settings, metrics or facts, by name
 OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
@@ -155,7 +155,7 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
-def to_argv(settings: Mapping[str, Any]) -> list[str]:
+def to_argv(settings: Values) -> list[str]:
     """Settings as the words of a command line."""
     words: list[str] = []
     for name, value in settings.items():

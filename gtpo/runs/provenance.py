@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import Settings
+from gtpo.arguments import Settings, Values
 
 PACKAGES = [
     "torch",
@@ -26,7 +26,7 @@ PACKAGES = [
 ]
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Values:
     """Versions, git revision and hardware."""
     import torch
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import Settings, hub_name, name_of
+from gtpo.arguments import Settings, Values, hub_name, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import is_main_process
@@ -20,7 +20,6 @@ from gtpo.runs.directory import (
     MANIFEST,
     MAY_CHANGE,
     RunDirectory,
-    Values,
     check_base,
     delete,
     latest_complete,
