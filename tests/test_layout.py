@@ -134,7 +134,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_097, 9.59),
+    "cli": Limit(5_894, 9.40),
     "data": Limit(8_369, 9.89),
     "evaluation": Limit(14_780, 9.88),
     "forward": Limit(12_000, 10.10),

@@ -72,7 +72,7 @@ def annotations_of(config: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for file in ("transformers/training_args.py", "trl/trainer/base_config.py", f"trl/trainer/{config}.py"):
-        package, _, _ = file.partition("/")
+        package = file.partition("/")[0]
         installed = Path(str(find_spec(package).origin)).parents[1]  # type: ignore[union-attr]
         text = (installed / file).read_text(encoding="utf-8")
         found |= re.findall(r"^    ([a-z]\w*): (.+?) = ", text, re.MULTILINE)  # the fields of its dataclasses
@@ -82,8 +82,7 @@ def annotations_of(config: str) -> dict[str, str]:
 def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
     """Raise a UsageError for the first word that no option has taken, with the nearest of ``names``."""
     if unknown:
-        first = min(unknown, key=lambda word: not word.startswith("--"))
-        word, _, _ = first.partition("=")
+        word = min(unknown, key=lambda word: not word.startswith("--")).partition("=")[0]
         close = similar(word.removeprefix("--"), [*names, "help"])
         raise UsageError(
             f"unknown argument {word!r}{close}: every setting is --key value, --help and --help_all list them."

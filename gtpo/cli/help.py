@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import ChainMap
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,13 +49,10 @@ def print_all(parser: argparse.ArgumentParser, preset: Values) -> NoReturn:
     parser.formatter_class = _AllHelp
     parser.description = sys.modules["__main__"].__doc__
     parser.set_defaults(**preset)
-    texts = {}
-    for settings in _shown().values():
-        for name, shown in settings.items():
-            texts[name] = shown.get("text")
+    shown = ChainMap(*_shown().values())
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not --max-steps too
-        action.help = texts.get(action.dest) or action.help
+        action.help = shown.get(action.dest, {}).get("text") or action.help
         if action.option_strings[0].startswith("--no_"):  # --name false does the same
             action.help = argparse.SUPPRESS
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gtpo.arguments import (
-    MODEL_ALIASES,
     ModelArguments,
     PromptArguments,
     RunArguments,
@@ -26,6 +25,7 @@ from gtpo.arguments import (
     Values,
     alias_of,
     fields_of,
+    hub_name,
     name_of,
     stored_prompt,
 )
@@ -66,10 +66,13 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
-COMMAND_LINE_ONLY = ["dry_run", "resume", "overwrite", "regrade", "compare"]
+COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "regrade", "compare"}
 _OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
 DERIVED = (  # from other settings, unless given
-    *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
+    "output_dir",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "per_device_eval_batch_size",
     *_OF_VLLM,
 )
 _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
@@ -118,7 +121,7 @@ def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> S
     if start.config is not None:
         of_file = _read_file(parser, start.config)
         if start.of_run:
-            of_file = _without_remote_settings(of_file, plain, named, start.config)
+            _drop_remote_settings(of_file, plain, named, start.config)
         parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
@@ -166,7 +169,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     elif has_gpu or needs_gpu:
         name = "qwen"
     else:
-        is_smol = "SmolLM2-135M" in MODEL_ALIASES.get(model, model)
+        is_smol = "SmolLM2-135M" in hub_name(model)
         name = "smol" if is_smol else "cpu"
         if fault := check_driver():
             logger.warning("training runs on the CPU: %s", fault)
@@ -200,7 +203,7 @@ def find_start(method: str, flags: Flags) -> _Start:
         beside = RunDirectory(Path(config).parent)
         has_run = beside.lock.exists() or beside.environment.exists()
         of_run = has_run and beside.config == Path(config)
-    elif run is not None:
+    elif run:
         of_run = True
         config = str(run.config)
     stored = {} if config is None else read_yaml(config, aliases=False)
@@ -219,7 +222,7 @@ def find_start(method: str, flags: Flags) -> _Start:
     model = given.get("model", ModelArguments.model)
     adapter = find_adapter(model)
     of_prompt = stored if of_run else {}
-    if adapter is not None:
+    if adapter:
         of_prompt = RunDirectory(adapter.parent).read_config()
         model = of_prompt["model"]
     backend = given.get("backend", ModelArguments.backend)
@@ -246,7 +249,7 @@ def find_run(method: str, flags: Flags) -> RunDirectory | None:
     else:
         name = flags.get("run_name")
         model = Path(flags.get("model") or "*").name
-        data, _, _ = Path(flags.get("dataset") or "*").name.partition(".")
+        data = Path(flags.get("dataset") or "*").name.partition(".")[0]
         run = _newest_run(method, f"*-{model}-{data}-{name}" if name else "*")
     of = method_of(run)
     if of != method:
@@ -276,40 +279,33 @@ def _start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
     """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
     check_base(adapter)
     logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
-    shape = ("lora_rank", "lora_target_modules")
-    for name in named & {*shape}:
+    shape = {"lora_rank", "lora_target_modules"}
+    for name in named & shape:
         raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
-    found = {name: stored[name] for name in shape}
-    found["model"] = stored["model"]
-    found["initial_adapter"] = str(adapter)
-    return found
+    return {name: stored[name] for name in (*shape, "model")} | {"initial_adapter": str(adapter)}
 
 
-def _without_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> Values:
-    """The settings of a run without those that send something elsewhere: these come from the command line."""
-    remote = {}
+def _drop_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> None:
+    """Drop, in place, the settings of a run that send something elsewhere: they come from the command line."""
+    left_out = {}
     for name in REMOTE_SETTINGS:
         if stored.get(name) not in (None, False, "none", plain.get(name)):
-            remote[name] = stored[name]
-    left_out = {name: remote[name] for name in remote if name not in named}
+            value = stored.pop(name)
+            if name not in named:
+                left_out[name] = value
     if left_out:
         again = shlex.join(to_argv(left_out))
         if left_out.keys() & {"vllm_server_base_url", "vllm_server_host"}:
             raise UsageError(f"{config} names a vLLM server: if it is yours, add {again}.")
         logger.warning("not taken from %s: if the run is yours, add %s", config, again)
-    return {name: stored[name] for name in stored if name not in remote}
 
 
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    runs = []
-    for run in own_runs():
-        if run.has_checkpoint and run.path.match(name) and method_of(run) == method:
-            runs.append(run)
+    runs = [run for run in own_runs() if run.has_checkpoint and run.path.match(name) and method_of(run) == method]
     if not runs:
         raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
-    unfinished = [run for run in runs if not run.is_finished]
-    return (unfinished or runs)[-1]
+    return sorted(runs, key=lambda run: not run.is_finished)[-1]
 
 
 def _help_preset(method: str, flags: Flags) -> Values:
@@ -347,12 +343,9 @@ def _parser(classes: Classes) -> Any:
 def _read(parser: Any, words: Sequence[str]) -> Values:
     """The value of every setting: its default, or that of a command line."""
     fields = fields_of(parser.dataclass_types)
-    namespace, unknown = parser.parse_known_args(list(words))
+    namespace, unknown = parser.parse_known_args(words)
     refuse_unknown(unknown, [*fields, "config"])
-    values = {}
-    for name, value in vars(namespace).items():
-        if name in fields:
-            values[name] = value
+    values = {name: getattr(namespace, name) for name in fields}
     match values.get("report_to"):
         case [reporter]:
             values["report_to"] = reporter
@@ -364,8 +357,7 @@ def _read_file(parser: Any, path: str | Path) -> Values:
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
-    allowed = fields_of(parser.dataclass_types).keys() - {*COMMAND_LINE_ONLY}
-    actions = {action.dest: action for action in parser._actions}
+    allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
     words = []
     for key, value in read_yaml(path, aliases=False).items():
         name = name_of(key)
@@ -373,11 +365,12 @@ def _read_file(parser: Any, path: str | Path) -> Values:
             continue
         if name not in allowed:
             raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
-        if isinstance(value, list) and actions[name].nargs in ("+", "*"):
+        action = parser._option_string_actions[f"--{name}"]
+        if isinstance(value, list) and action.nargs in ("+", "*"):
             if value or parser.get_default(name):
                 words += [f"--{name}", *map(str, value)]
         elif value is not None:
-            words.append(f"--{name}={_word_of(value, actions[name])}")
+            words.append(f"--{name}={_word_of(value, action)}")
     values = _read(parser, words)
     return {name: values[name] for name in flags_on(words)}
 
@@ -395,20 +388,21 @@ def _derive(method: str, preset: Path, start: _Start, values: Values, named: Set
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    batch, steps = map(values.get, sizes)
     group = values.get("num_generations", 1)
+    prompts = values["prompts_per_step"]
     if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
-        values[sizes[1]] = None  # that of a file is for its groups
-        share = group * (values["prompts_per_step"] or 1) / processes
-        while (values[sizes[0]] or 1) > 1 and share % values[sizes[0]]:
-            values[sizes[0]] -= 1  # no more memory
+        steps = None  # that of a file is for its groups
+        share = group * (prompts or 1) / processes
+        while batch and batch > 1 and share % batch:
+            batch -= 1  # no more memory
     shares_host = values["use_cpu"] and processes > 1
     has_estimate = "num_generations" in values and preset.stem != "tiny" and not shares_host
-    if has_estimate and not any(map(values.get, sizes)):
+    if has_estimate and not batch and not steps:
         from gtpo.models.memory import derived_micro_batch  # imports torch
 
-        values[sizes[0]] = derived_micro_batch(values, processes)
-    batch, steps = map(values.get, sizes)
-    geometry = batch_geometry(group, values["prompts_per_step"], batch, steps, processes)
+        batch = derived_micro_batch(values, processes)
+    geometry = batch_geometry(group, prompts, batch, steps, processes)
     values |= zip(sizes, geometry, strict=True)
     values |= evaluation_settings(values, processes)
     if start.run:
@@ -416,8 +410,8 @@ def _derive(method: str, preset: Path, start: _Start, values: Values, named: Set
     elif "run_name" in named and "output_dir" not in named:
         values["output_dir"] = None  # of the --config
     if not values["output_dir"]:
-        _, _, label = (values.get("objective") or method).rpartition(":")
-        data, _, _ = Path(values["dataset"]).name.partition(".")
+        label = (values.get("objective") or method).rpartition(":")[2]
+        data = Path(values["dataset"]).name.partition(".")[0]
         model = Path(start.model).name
         name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
         values["output_dir"] = str(OUTPUTS / f"{label}-{model}-{data}-{name}")
@@ -451,7 +445,7 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
         raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
     settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
     system = settings.prompt.format.system_prompt
-    rewards = settings.reward.reward if settings.reward else ()
+    rewards = values.get("reward", ())
     first = 0 if "format" in rewards else 2 if "accuracy" in rewards else 4  # of the tags that are looked for
     missing = [tag for tag in settings.prompt.format_tags[first:] if system and tag not in system]
     if missing:

@@ -146,6 +146,6 @@ def evaluation_settings(values: Values, processes: int) -> Values:
         metric = "eval_reward"
         if "accuracy" in values.get("reward", ()):
             metric = "eval_accuracy"
-    for name, default in (("per_device_eval_batch_size", batch), ("metric_for_best_model", metric)):
-        derived[name] = values[name] or default
+    derived["per_device_eval_batch_size"] = values["per_device_eval_batch_size"] or batch
+    derived["metric_for_best_model"] = values["metric_for_best_model"] or metric
     return derived
