@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo.errors import UsageError
-from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
+from gtpo.prompts import TAGS, PromptFormat, Tags, default_system_prompt
 
 Values = dict[str, Any]  # settings, metrics or facts, by name
 
@@ -152,7 +152,7 @@ class FormatArguments:
             self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
 
     @property
-    def format_tags(self) -> tuple[str, str, str, str]:
+    def format_tags(self) -> Tags:
         """The four tags."""
         return tuple(self.tags.split())  # type: ignore[return-value]  # checked: they are four
 
@@ -329,12 +329,12 @@ class Settings:
     @property
     def completions_per_step(self) -> int:
         """Completions per optimizer step and process."""
-        return int(self.trainer.per_device_train_batch_size * self.trainer.gradient_accumulation_steps)
+        return self.trainer.per_device_train_batch_size * self.trainer.gradient_accumulation_steps
 
     @property
     def group_size(self) -> int:
         """G; supervised fine-tuning has one completion per prompt."""
-        return int(getattr(self.trainer, "num_generations", 1))
+        return getattr(self.trainer, "num_generations", 1)
 
     def to_dict(self) -> Values:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 REASONING_OPEN, REASONING_CLOSE = "<reasoning>", "</reasoning>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+Tags = tuple[str, str, str, str]
+Conversation = list[dict[str, str]]  # turns: role and content
 TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 
-def default_system_prompt(tags: tuple[str, str, str, str] = TAGS) -> str:
+def default_system_prompt(tags: Tags = TAGS) -> str:
     """The paper's system prompt, with these tags."""
     return (  # box 8.2, word for word
         "You are a helpful assistant for solving math problems.\n"
@@ -24,9 +26,9 @@ class PromptFormat:
     """The system prompt, and the tags of a completion; by default the paper's."""
 
     system_prompt: str | None = SYSTEM_PROMPT  # None: the question alone
-    tags: tuple[str, str, str, str] = TAGS  # around the reasoning, and around the answer
+    tags: Tags = TAGS  # around the reasoning, and around the answer
 
-    def to_messages(self, question: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    def to_messages(self, question: str | Conversation) -> Conversation:
         """The conversation that asks one question, or one as it is; the chat template turns it into tokens."""
         if not isinstance(question, str):
             return question
@@ -55,8 +57,7 @@ class PromptFormat:
     def has_empty_block(self, text: str) -> bool:
         """Whether a text in this format has no reasoning or no answer between its tags, white space aside."""
         for start, end in (self.tags[:2], self.tags[2:]):
-            _, _, rest = text.partition(start)
-            block, _, _ = rest.partition(end)
+            block = text.partition(start)[2].partition(end)[0]
             if not block.strip():
                 return self.follows_format(text)
         return False

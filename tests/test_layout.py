@@ -135,7 +135,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(5_894, 9.40),
-    "data": Limit(8_369, 9.89),
+    "data": Limit(8_042, 9.64),
     "evaluation": Limit(14_780, 9.88),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
@@ -143,7 +143,7 @@ LIMITS = {
     "reports": Limit(6_430, 9.73),
     "runs": Limit(5_075, 9.26),
     "training": Limit(17_310, 9.65),
-    "": Limit(3_766, 8.42),  # the ground
+    "": Limit(3_725, 8.30),  # the ground
 }
 PACKAGE_LIMIT = Limit(94_370, 9.75)
 PAPER_LIMIT = Limit(10_910, 10.80)

@@ -7,9 +7,8 @@ replace AIME and AMC for the tiny model.
 import random
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
-Row = dict[str, Any]
+from gtpo.data.tables import Row
 
 _NAMES = ["Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe"]
 _THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps"]
@@ -47,12 +46,11 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
             "*": (2, 3),
         }
         number = generator.randint(*ranges[operation])
-        results = {
+        result = {
             "+": total + number,
             "-": total - number,
             "*": total * number,
-        }
-        result = results[operation]
+        }[operation]
         event = _EVENTS[operation].format(number)
         story.append(f"{name} {event}.")
         working.append(f"{total} {operation} {number} = {result}")

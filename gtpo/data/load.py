@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArguments
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArguments, Values
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import (
+    Placed,
     Row,
     Table,
     check_source,
@@ -85,13 +86,11 @@ class Source(NamedTuple):
 
 
 _READERS = {"gsm8k": gsm8k_gold, "boxed": last_boxed}
-SOURCES = {}  # SPLIT/NAME -> source
-for _name, _fields in read_yaml(Path(__file__).with_name("sources.yaml")).items():
-    SOURCES[_name] = Source(**_fields)
+_stored = read_yaml(Path(__file__).with_name("sources.yaml"))
+SOURCES = {name: Source(**fields) for name, fields in _stored.items()}  # SPLIT/NAME -> source
 DATASETS = ("gsm8k", "math", "arithmetic")
 ROLES = ("prompt", "answer", "solution")  # of columns of your data
-Placed = tuple[Row, str]  # a row with its place
-Places = dict[str, list[str]]  # reason, or note -> places of rows
+Picked = tuple[list[Placed], dict[str, list[str]]]  # rows, and reason -> places of those that are dropped
 
 
 def data_directory(data_dir: str | None) -> str | None:
@@ -102,22 +101,17 @@ def data_directory(data_dir: str | None) -> str | None:
 def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
     """The rows {question, gold, reasoning} of a dataset of the paper, or of arithmetic: split train, or its test."""
     if name in ARITHMETIC_STEPS:
-        steps = ARITHMETIC_STEPS[name]
-        if split == "train":
-            return list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed, steps))
-        return list(arithmetic("test", ARITHMETIC_TEST_ROWS, 0, steps))
+        size, seed = (ARITHMETIC_TRAIN_ROWS, seed) if split == "train" else (ARITHMETIC_TEST_ROWS, 0)
+        return list(arithmetic(split, size, seed, ARITHMETIC_STEPS[name]))
     source = SOURCES[f"{split}/{name}"]
     directory = data_directory(data_dir)
     if directory is None:
         table = read_hub(source.hub_id, source.configs, source.hub_split)
     else:
         table = read_file(Path(directory) / source.file)
-
-    def read(value: Any, place: str) -> str | None:
-        form = _READERS.get(source.form, str)
-        return form(to_text(value, place))
-
-    kept, _ = _pick(table, source.columns, source.columns, source.columns, read)
+    form = _READERS.get(source.form, str)
+    columns = source.columns
+    kept, _ = _pick(table, columns, columns, columns, lambda value, place: form(to_text(value, place)))
     rows = []
     for row, _ in kept:
         reasoning = re.sub(source.left_out, "", row["reasoning"]) if "reasoning" in row else None
@@ -151,10 +145,10 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         return rows, None
     if data.eval_dataset is None or data.eval_rows not in (None, len(held_out)):
         rest, held_out = hold_out(held_out, data.eval_rows or 0, seed)
-        rows = rest if data.eval_dataset is None else rows
+        if data.eval_dataset is None:
+            rows = rest
     held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
-    trained = {*map(json.dumps, rows["prompt"])}
-    known = trained & {*map(json.dumps, held_out["prompt"])}
+    known = {*map(json.dumps, rows["prompt"])} & {*map(json.dumps, held_out["prompt"])}
     if known and not settings.run.dry_run:
         logger.warning("%d of %d held-out prompts are also prompts of training rows", len(known), len(held_out))
     return rows, held_out
@@ -180,7 +174,7 @@ def load_train(
     A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
     enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
     """
-    known: Collection[str] = BENCHMARK_TITLES if held_out else DATASETS
+    known = BENCHMARK_TITLES if held_out else DATASETS
     splits = ("test",) if held_out else ("train", "test")
     name = data.dataset
     split = data.split or splits[0]
@@ -192,11 +186,9 @@ def load_train(
     if not held_out:
         refuse_flags(data, ("prompt_column", "answer_column", "solution_column", "dataset_config"), name)
     if split not in splits:
-        flag = f"--{'eval_' * held_out}split"
-        raise UsageError(f"{flag} is {split!r}: expected {' or '.join(splits)} of {name}.")
+        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
     if dry_run and data_directory(data.data_dir) is None and name not in ARITHMETIC_STEPS:
-        count = SOURCES[f"{split}/{name}"].rows
-        unread = [dict.fromkeys(ROLES, "")] * count
+        unread = [dict.fromkeys(ROLES, "")] * SOURCES[f"{split}/{name}"].rows
         return _to_dataset(unread[: data.limit])
     rows = []
     for row in _rows_of(name, split, data.data_dir, seed)[: data.limit]:
@@ -213,16 +205,14 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
     if count >= len(rows):
         raise UsageError(f"--eval_rows is {count}: expected fewer than the {len(rows)} rows.")
     chosen = sorted(random.Random(seed).sample(places, count))
-    rest = sorted({*places} - {*chosen})
+    rest = sorted({*places}.difference(chosen))
     return rows.select(rest), rows.select(chosen)
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
-    problems = []
-    for number, row in enumerate(_rows_of(name, "test", data_dir)):
-        problems.append(Problem(f"{name}/{number}", row["question"], row["gold"]))
-    return problems
+    rows = enumerate(_rows_of(name, "test", data_dir))
+    return [Problem(f"{name}/{number}", row["question"], row["gold"]) for number, row in rows]
 
 
 def load_user_benchmark(
@@ -274,8 +264,8 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "D
     rows = _drop_long(rows, lengths, settings.data.max_prompt_length, "prompts", "--max_prompt_length")
     longest = getattr(settings.trainer, "max_length", None)
     if longest is not None and "completion" in rows.column_names:
-        texts = [row["prompt"] + row["completion"] for row in rows]
-        lengths = [len(encode_prompt(tokenizer, text, add_generation_prompt=False, **options)) for text in texts]
+        options = options | {"add_generation_prompt": False}
+        lengths = [len(encode_prompt(tokenizer, row["prompt"] + row["completion"], **options)) for row in rows]
         rows = _drop_long(rows, lengths, longest, "prompts with their solution", "--max_length")
     return rows
 
@@ -290,13 +280,13 @@ def _drop_long(rows: "Dataset", lengths: Sequence[int], most: int, what: str, fl
     return rows.select(kept)
 
 
-def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None = None) -> "Dataset":
+def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) -> "Dataset":
     """Prompts with their reference solutions: columns prompt and completion, as TRL's SFTTrainer expects.
 
     Rows without a solution are dropped and counted. Arguments of the chat template are a third column, from which TRL
     takes them.
     """
-    taken = {"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}
+    taken = {"chat_template_kwargs": template_kwargs} if template_kwargs else {}
     made = []
     for row in rows:
         if row.get("solution") is not None:
@@ -331,31 +321,35 @@ def _load_own(
     return _to_dataset(rows)
 
 
-def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | None) -> tuple[list[Placed], Places]:
+def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | None) -> Picked:
     """:func:`_pick` of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
     table = read_table(source, flags, split)
     named = {role: getattr(flags, f"{role}_column", role) for role in ROLES}
     needed = ("prompt",) if graded is None else ("prompt", "answer")
-    lists: list[str] = []
-    read = partial(_read_answer, flags=flags, graded=graded, lists=lists)
+    lists = []
+
+    def read(value: Any, place: str) -> str | None:
+        """An answer of your data as text; None for a gold answer that no completion can give."""
+        if graded and is_missing(value):
+            return None
+        elements = elements_of(value) if graded or isinstance(value, list) else None
+        answer = to_answer(value, elements, f"{place}: column {flags.answer_column!r}", flags.answer_list, graded)
+        if graded and not any(is_correct(each, answer) for each in alternatives(answer)):
+            return None
+        if (elements and len(elements) > 1) or DECIMAL_COMMA.fullmatch(answer):
+            lists.append(f"{answer!r} ({place})")
+        return answer
+
     picked = _pick(table, named, needed if graded else ("prompt",), needed, read)
     if lists:
-        text = "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point"
-        logger.warning(text, source, len(lists), lists[0], flags.answer_list)
+        logger.warning(
+            "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point",
+            source,
+            len(lists),
+            lists[0],
+            flags.answer_list,
+        )
     return picked
-
-
-def _read_answer(value: Any, place: str, flags: SourceArguments, graded: bool | None, lists: list[str]) -> str | None:
-    """An answer of your data as text; None for a gold answer that no completion can give."""
-    if graded and is_missing(value):
-        return None
-    elements = elements_of(value) if graded or isinstance(value, list) else None
-    answer = to_answer(value, elements, f"{place}: column {flags.answer_column!r}", flags.answer_list, graded)
-    if graded and not any(is_correct(each, answer) for each in alternatives(answer)):
-        return None
-    if (elements and len(elements) > 1) or DECIMAL_COMMA.fullmatch(answer):
-        lists.append(f"{answer!r} ({place})")
-    return answer
 
 
 def _pick(
@@ -364,7 +358,7 @@ def _pick(
     required: Collection[str],
     needed: Collection[str],
     read: Callable[[Any, str], str | None],
-) -> tuple[list[Placed], Places]:
+) -> Picked:
     """The rows with columns under their roles, and reason -> places of those that are dropped; these are logged.
 
     ``named`` are role -> column, or a field of the objects in a column, as COLUMN.FIELD. A role that is not in
@@ -376,7 +370,7 @@ def _pick(
     others = [name for name in table.columns if name not in taken]
     reads = "answer" in roles and "answer" in needed
     kept = []
-    dropped: Places = defaultdict(list)
+    dropped = defaultdict(list)
     for row, place in table.rows:
         picked = {role: value_of(row, name) for role, name in roles.items()}
         gaps = [role for role in needed if is_empty(picked.get(role, "-"))]
@@ -391,10 +385,7 @@ def _pick(
         for name in others:
             picked[name] = row.get(name)
         kept.append((picked, place))
-    reasons = []
-    for reason, places in dropped.items():
-        reasons.append(f"{len(places)} {reason} (first: {places[0]})")
-    told = ", ".join(reasons)
+    told = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if not kept:
         raise UsageError(f"{table.name} has no usable row: {told}.")
     if told:

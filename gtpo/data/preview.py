@@ -67,11 +67,14 @@ def check_first_rows(
     if len(faults) == len(chosen):
         raise UsageError(f"{faults[0]}.")
     if faults:
-        text = "%d of %d rows that were tried cannot earn the full reward: %s"
-        logger.warning(text, len(faults), len(chosen), faults[0])
+        logger.warning(
+            "%d of %d rows that were tried cannot earn the full reward: %s", len(faults), len(chosen), faults[0]
+        )
     if settings.format.has_empty_block(seen.completion):
-        text = "the chat template writes an empty reasoning block (--chat_template_kwargs): a completion is %r"
-        logger.warning(text, seen.completion)
+        logger.warning(
+            "the chat template writes an empty reasoning block (--chat_template_kwargs): a completion is %r",
+            seen.completion,
+        )
 
 
 def look(
@@ -88,13 +91,11 @@ def look(
     written = form.to_completion(REASONING, "42" if gold is None else alternatives(gold)[0])
     for tag in form.tags:
         if tag in prefill:  # which the chat template has written
-            _, _, written = written.partition(tag)
+            written = written.partition(tag)[2]
     ids = tokenizer.encode(written, add_special_tokens=False)
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
-    correct = None
-    if gold is not None:
-        correct = grade_text(seen, gold, *form.tags[2:]).correct
+    correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
     fault = _lost_turn(prompt[-1], text) or _early_end(tokenizer, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False
@@ -135,9 +136,8 @@ def _early_end(tokenizer: Any, ids: Sequence[int]) -> str | None:
     ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
     for token in ids:
         if token in ends:
-            end = tokenizer.decode([token])
             return (
-                f"a tag or the gold answer contains {end}, which ends a completion: name other --tags, or correct the "
-                "answer"
+                f"a tag or the gold answer contains {tokenizer.decode([token])}, which ends a completion: name other "
+                "--tags, or correct the answer"
             )
     return None

@@ -17,7 +17,7 @@ def prepare() -> None:
     import transformers.utils.chat_template_utils  # noqa: F401
 
 
-def reply(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> bytes:
+def reply(template: str, messages: list[Any], variables: Any) -> bytes:
     """[a conversation as text, what is wrong with the template for it], in JSON."""
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -18,6 +18,8 @@ from gtpo.arguments import SourceArguments
 from gtpo.errors import UsageError, first_line, nearest
 
 Row = dict[str, Any]
+Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or their own
+Placed = tuple[Row, str]  # a row with its place: `line 3 of my.csv`
 FORMATS = (".jsonl", ".csv", ".parquet")
 MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
@@ -30,16 +32,16 @@ class Table(NamedTuple):
 
     name: str  # the file or Hub id
     columns: list[str]
-    rows: list[tuple[Row, str]]
+    rows: list[Placed]
 
     @classmethod
-    def of(cls, name: str, unit: str, numbered: Iterable[tuple[int, Row]]) -> "Table":
+    def of(cls, name: str, unit: str, numbered: Numbered) -> "Table":
         """The columns are those of all rows, in the order of the first that has them; ``unit`` is line or row."""
         rows = []
-        columns: Row = {}
+        columns: Row = {}  # its keys
         for number, row in numbered:
             rows.append((row, f"{unit} {number} of {name}"))
-            columns |= dict.fromkeys(row)
+            columns |= row
         if not rows:
             raise UsageError(f"{name} has no rows.")
         width = len(columns)
@@ -64,7 +66,7 @@ def value_of(row: Row, name: str) -> Any:
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
     """Refuse what is none of ``known`` and cannot be your data: an existing path, the name of a file, or a Hub id."""
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)
-    if source not in known and not is_id and (source == "" or is_on_hub(source)):
+    if source not in known and not is_id and (not source or is_on_hub(source)):
         raise UsageError(
             f"--{flag} {source!r} is unknown{nearest(source, known)}: pick one of {', '.join(known)}, or name a file "
             f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
@@ -125,20 +127,19 @@ def read_file(path: Path, most: int = MAX_ROWS + 1) -> Table:
 @contextmanager
 def _memory_limit() -> Iterator[None]:
     """Inside, this process may take MAX_BYTES more: then MemoryError, not the end of the machine's memory."""
-    import resource  # not on Windows
+    from resource import RLIMIT_AS, getpagesize, getrlimit, setrlimit  # not on Windows
 
-    limits = resource.getrlimit(resource.RLIMIT_AS)
+    limits = getrlimit(RLIMIT_AS)
     with suppress(OSError, ValueError):  # not on every system
-        pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]
-        used = int(pages) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, limits[1]))
+        pages = Path("/proc/self/statm").read_bytes().split()[0]
+        setrlimit(RLIMIT_AS, (int(pages) * getpagesize() + MAX_BYTES, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+        setrlimit(RLIMIT_AS, limits)
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_jsonl(path: Path) -> Numbered:
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -148,20 +149,20 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
                     raise ValueError(f"line {number} is not a JSON object: {error}") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Row:
+def _object(pairs: list[Any]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f"a key occurs twice in {pairs}")
     return row
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: Path) -> Numbered:
     """Numbered by the line where they end. Not by pandas, which shifts the columns of a row longer than the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         header = list(reader.fieldnames or [])
-        has_commas = len(header) != 1 or not re.search("[;\t]", header[0])
-        if "" in header[1:] or len({*header}) < len(header) or not has_commas:
+        lacks_commas = len(header) == 1 and re.search("[;\t]", header[0])
+        if "" in header[1:] or len({*header}) < len(header) or lacks_commas:
             raise ValueError(f"the header needs different column names, with commas between them: {header}")
         for row in reader:
             if None in row or None in row.values():
@@ -171,7 +172,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
             yield reader.line_num, row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_parquet(path: Path) -> Numbered:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
@@ -181,15 +182,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _rows_of(table: Any) -> list[Row]:
     """The rows of an Arrow table or batch; 0.1 of a column of float32 is 0.1, not 0.10000000149011612."""
-    from pyarrow import float64, string
+    from pyarrow import float64, schema, string
 
-    for number, column in enumerate(table.schema):
-        as_text = _with_floats_as(string(), column.type)
-        if as_text != column.type:
-            exact = table.column(number).cast(as_text).cast(_with_floats_as(float64(), column.type))
-            table = table.set_column(number, column.name, exact)
-    rows: list[Row] = table.to_pylist()
-    return rows
+    stored = table.schema
+    for leaf in string(), float64():
+        table = table.cast(schema([(column.name, _with_floats_as(leaf, column.type)) for column in stored]))
+    return table.to_pylist()
 
 
 def _with_floats_as(leaf: Any, kind: Any) -> Any:

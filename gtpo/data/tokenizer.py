@@ -117,19 +117,17 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     variables = tokenizer.special_tokens_map | options
     request = json.dumps([tokenizer.get_chat_template(), messages, variables], default=str).encode()
     reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
-    text, fault = "", f"it takes more than {TEMPLATE_SECONDS:g} seconds"
-    if reply:
-        text, fault = json.loads(reply)
+    late = "", f"it takes more than {TEMPLATE_SECONDS:g} seconds"
+    text, fault = json.loads(reply) if reply else late
     if fault:
         raise UsageError(f"chat template (--chat_template, or that of {tokenizer.name_or_path}): {fault}.")
-    return str(text)
+    return text
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **options: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
     text = render(tokenizer, messages, **{"add_generation_prompt": True, **options})
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
@@ -140,7 +138,7 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     """
     asked = render(tokenizer, _PROBE, **prompt.template_kwargs)  # a template may name the tags after a question
     text = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
-    _, _, added = text.removeprefix(asked).rpartition(_PROBE[-1]["content"])
+    added = text.removeprefix(asked).rpartition(_PROBE[-1]["content"])[2]
     tags = "|".join(map(re.escape, prompt.format_tags))
     found = re.search(f"({tags}).*", added, re.DOTALL)
     return found[0] if found else ""
@@ -167,8 +165,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
         text = render(tokenizer, [*_PROBE, {"role": "assistant", "content": answer}])
     except UsageError:  # a template that writes prompts only
         return None
-    _, _, rest = text.rpartition(answer)
-    first = next(iter(tokenizer.encode(rest.strip(), add_special_tokens=False)), None)
+    rest = text.rpartition(answer)[2].strip()
+    first = next(iter(tokenizer.encode(rest, add_special_tokens=False)), None)
     found = tokenizer.added_tokens_decoder.get(first)
     return first if found and found.special else None
 

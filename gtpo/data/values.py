@@ -34,9 +34,10 @@ def is_missing(value: Any) -> bool:
 
 def to_text(value: Any, where: str) -> str:
     """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        found = reprlib.repr(value)
-        raise UsageError(f"{where} is {found}: expected a string or a number (of an object a field, as COLUMN.FIELD).")
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
+        raise UsageError(
+            f"{where} is {reprlib.repr(value)}: expected a string or a number (of an object a field, as COLUMN.FIELD)."
+        )
     is_float = isinstance(value, float) or _ROUNDED.fullmatch(str(value).strip())
     if is_float and abs(float(value)) >= _EXACT:
         raise UsageError(
