@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.files import read_settings
+from helpers.refusals import refused
 from helpers.scripts import Ended
 from helpers.settings import parsed
 from safetensors.torch import load_file, save_file
 
-from gtpo.errors import UsageError
 from gtpo.files import fingerprint
 from gtpo.models.load import load_policy
 from gtpo.runs.start import start_run
@@ -60,7 +60,7 @@ def test_the_prompt_can_be_another_and_the_shape_cannot(run: Path) -> None:
     other = "<a> </a> <b> </b>"
     assert parsed("--model", str(run), "--dataset", "arithmetic", "--tags", other).prompt.tags == other
     for flag, value in (("--lora_rank", "8"), ("--lora_target_modules", "q_proj")):
-        with pytest.raises(UsageError, match=f"{flag} .*{run}/adapter"):
+        with refused(f"{flag} .*{run}/adapter"):
             parsed("--model", str(run), "--dataset", "arithmetic", flag, value)
 
 
@@ -72,7 +72,7 @@ def test_a_base_replaced_in_place_is_refused(run: Path, tiny: Path) -> None:
     try:
         save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, metadata={"format": "pt"})
         assert fingerprint(tiny) != noted
-        with pytest.raises(UsageError, match=f"{tiny} has changed since {run}/adapter"):
+        with refused(f"{tiny} has changed since {run}/adapter"):
             parsed("--model", str(run), "--dataset", "arithmetic")
     finally:
         weights.write_bytes(before)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.files import read_settings, tables_of, write_settings
+from helpers.refusals import refused
 from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +103,7 @@ def test_the_preset_of_a_model_with_a_gpu(
     expected = CONFIGS / method / f"{preset}.yaml"
     if backend == "unsloth" or preset == "llama":
         assert cli.preset_for(method, model, backend, dry_run=True) == expected  # planned where there is no GPU
-        with pytest.raises(UsageError, match=r"trains on a GPU"):
+        with refused(r"trains on a GPU"):
             cli.preset_for(method, model, backend)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     assert [cli.preset_for(method, model, backend, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
@@ -198,17 +199,17 @@ def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv
 )
 def test_an_unknown_name_is_refused_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
     for argv in (["--config", config_file(tmp_path, f"{key}: 1\n")], [f"--{key}", "1"], [f"--{key}=1"]):
-        with pytest.raises(UsageError, match=rf"{key}.*'(--)?{nearest}'"):
+        with refused(rf"{key}.*'(--)?{nearest}'"):
             settings(*argv)
     for method in ("grpo", "sft"):
-        with pytest.raises(UsageError, match="--gamma"):
+        with refused("--gamma"):
             settings("--gamma", "0.1", method=method)
 
 
 @pytest.mark.parametrize("method", CLASSES)
 @pytest.mark.parametrize("model", ["llama", "qwen", "meta-llama/Llama-3.1-8B-Instruct"])
 def test_large_model_without_gpu_error_suggests_a_cpu_command(method: str, model: str) -> None:
-    with pytest.raises(UsageError, match="GPU") as caught:
+    with refused("GPU") as caught:
         settings("--model", model, method=method)
     command = re.search(r"`python (\S+) (.*?)`", str(caught.value))
     assert command and command[1] == f"train_{method}.py"
@@ -352,7 +353,7 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
 @pytest.mark.parametrize("words", [["--use_cpu", "true"], []])
 def test_fp16_on_a_cpu_is_refused(words: list[str]) -> None:
     """A CPU ignores it, and the run would store it as on."""
-    with pytest.raises(UsageError, match="--fp16 needs a GPU"):
+    with refused("--fp16 needs a GPU"):
         settings("--model", "tiny", "--fp16", "true", *words)
 
 
@@ -360,9 +361,9 @@ def test_a_run_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c", "d"):
         stored_run(tmp_path / "outputs" / name)
-    with pytest.raises(UsageError, match="outputs/nope is not a directory"):
+    with refused("outputs/nope is not a directory"):
         settings("--resume", "outputs/nope")
-    with pytest.raises(UsageError, match="--output_dir outputs/z"):
+    with refused("--output_dir outputs/z"):
         settings("--resume", "outputs/a", "--output_dir", "outputs/z")
     assert settings("--resume", "outputs/a", "--output_dir", "outputs/a/")["output_dir"] == "outputs/a"
 
@@ -371,7 +372,7 @@ def test_a_file_of_settings_runs_no_code_unasked(tmp_path: Path) -> None:
     """A stranger's config.yaml under another name, or next to nothing."""
     (tmp_path / "other.yaml").write_text("model: tiny\nreward: [format, 'evil.py:f']\n")
     argv = ("--config", str(tmp_path / "other.yaml"))
-    with pytest.raises(UsageError, match=r"other.yaml names the reward evil\.py:f: .* --reward format evil.py:f"):
+    with refused(r"other.yaml names the reward evil\.py:f: .* --reward format evil.py:f"):
         parsed(*argv)
     assert parsed(*argv, "--reward", "format", "evil.py:f").reward.reward == ["format", "evil.py:f"]
 
@@ -380,7 +381,7 @@ def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path) -> None:
     flags = ("--model", "tiny", "--use_vllm", "true", "--vllm_mode", "server")
     run = stored_run(tmp_path / "run", *flags, "--vllm_server_base_url", "http://10.0.0.9:1")
     again = ("--vllm_server_base_url", "http://10.0.0.9:1")
-    with pytest.raises(UsageError, match=f"names a vLLM server: .* {' '.join(again)}"):
+    with refused(f"names a vLLM server: .* {' '.join(again)}"):
         settings("--resume", str(run))
     assert settings("--resume", str(run), *again)["vllm_server_base_url"] == again[1]
 
@@ -389,7 +390,7 @@ def test_a_stored_server_is_not_contacted_unasked(tmp_path: Path) -> None:
 def test_unsloth_and_the_server_of_vllm_are_refused(backend: str) -> None:
     """Unsloth's trainer sets vllm_mode to colocate without a word."""
     argv = ("--model", "llama", "--backend", backend, "--dry_run", "--vllm_mode", "server")
-    with pytest.raises(UsageError, match="--vllm_mode"):
+    with refused("--vllm_mode"):
         settings(*argv)
     assert settings(*argv[:4], "--dry_run")["vllm_mode"] == "colocate"
     plain = settings("--model", "llama", "--backend", "transformers", *argv[4:])
@@ -403,7 +404,7 @@ def test_resuming_a_run_of_another_method_is_refused(settings_of_run: str, scrip
     (tmp_path / "config.yaml").write_text(f"model: tiny\n{settings_of_run}\n")
     for method in CLASSES:
         if method != script:
-            with pytest.raises(UsageError, match=rf"train_{script}\.py"):
+            with refused(rf"train_{script}\.py"):
                 settings("--resume", str(tmp_path), method=method)
 
 
@@ -415,7 +416,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
         got = parsed("--model", model, "--G", "8", "--dry_run")
         assert (got.trainer.bf16, got.model.load_in_4bit, got.completions_per_step) == (True, True, 8)
         assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
-        with pytest.raises(UsageError, match="trains on a GPU"):
+        with refused("trains on a GPU"):
             settings("--model", model, "--G", "8", "--dry_run", "false")
 
 
@@ -473,7 +474,7 @@ def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="--resume"):
+    with refused("--resume"):
         parsed("--resume")
     for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
         run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
@@ -515,9 +516,9 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (2, 4)  # no more memory
     got = settings("--prompts_per_step", "96", method="sft")
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (48, 2)
-    with pytest.raises(UsageError, match="--per_device_train_batch_size"):
+    with refused("--per_device_train_batch_size"):
         settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
-    with pytest.raises(UsageError, match="--per_device_train_batch_size"):
+    with refused("--per_device_train_batch_size"):
         settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
 
 
@@ -542,7 +543,7 @@ def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does
 ) -> None:
     argv = [flag, str(of_a_stranger if flag == "--resume" else of_a_stranger / "config.yaml")]
     for extra in ([], ["--dry_run"]):
-        with pytest.raises(UsageError, match=r"--reward format evil\.py:f"):
+        with refused(r"--reward format evil\.py:f"):
             parsed(*argv, *extra)
     argv += ["--reward", "format", "evil.py:f"]
     plain = parsed(*argv)
@@ -580,7 +581,7 @@ def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings_that_leave_no_reward_are_refused(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+    with refused(words):
         settings(*argv)
     assert settings("--reward_weights", "0", "1")["reward_weights"] == [0.0, 1.0]
     assert settings(method="sft")["remove_unused_columns"] is True

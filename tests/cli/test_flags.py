@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import tables_of
+from helpers.refusals import refused
 from helpers.scripts import ROOT, run_process
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
@@ -117,5 +118,5 @@ except ValueError as error:
 
 def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
     assert parsed("--stop_on_collapse").reward.stop_on_collapse
-    with pytest.raises(UsageError, match="--stop_on_collapse watches the accuracy reward, which --reward leaves out"):
+    with refused("--stop_on_collapse watches the accuracy reward, which --reward leaves out"):
         parsed("--stop_on_collapse", "--reward", "format")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.files import tables_of
+from helpers.refusals import refused
 from helpers.scripts import Ended
 from test_tokenizer import CHATML, DROPS_SYSTEM, SMOLLM2, THINKS, byte_level
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -46,7 +47,7 @@ def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is
         check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
         return
     assert re.search(words, str(seen.fault)), seen
-    with pytest.raises(UsageError, match=words):
+    with refused(words):
         check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
 
 
@@ -60,7 +61,7 @@ def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytes
     special = byte_level(**SMOLLM2 | {"specials": [*SMOLLM2["specials"], *TAGS]})
     check_first_rows(special, [PROMPT], ["((("], PromptArguments(), scored=["own.py:f"])
     check_first_rows(tokenizer, [PROMPT], ["((("], PromptArguments(), scored=["format"])
-    with pytest.raises(UsageError, match="special token"):
+    with refused("special token"):
         check_first_rows(special, [PROMPT], ["4"], PromptArguments(), scored=["format"])
 
 
@@ -120,7 +121,7 @@ def test_a_template_neither_hangs_nor_fills_memory(name: str, monkeypatch: pytes
     monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
     tokenizer = byte_level(**SMOLLM2 | {"template": HOSTILE[name]})
     words = "chat template .*(takes more than|MemoryError)|chat template .*it writes 100,000,000 characters"
-    with pytest.raises(UsageError, match=words):
+    with refused(words):
         prepare_tokenizer(tokenizer, "some/model")
         look(tokenizer, PROMPT, "4", PromptArguments())
     assert look(byte_level(**SMOLLM2), PROMPT, "4", PromptArguments()).fault is None  # the next one is rendered

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from helpers.refusals import refused
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -16,7 +17,6 @@ from trl import GRPOConfig
 from gtpo.arguments import GTPOArguments, PromptArguments
 from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
-from gtpo.errors import UsageError
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
 from gtpo.models import load as models
 from gtpo.training.trainer import GTPOTrainer
@@ -286,7 +286,7 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     tokenizer = byte_level(**SMOLLM2 | {"template": template})
     answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>")
-    with pytest.raises(UsageError, match="<think>"):
+    with refused("<think>"):
         check_answer_is_kept(tokenizer, [*TURNS, answer], prompt)
     check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], prompt)
 
@@ -310,5 +310,5 @@ def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog
 def test_a_date_in_a_format_that_is_computed_is_refused() -> None:
     template = "{% set how = '%Y' %}{{ strftime_now(how) }}" + CHATML
     tokenizer = byte_level(["<|im_end|>", "<pad>"], template, eos_token="<|im_end|>", pad_token="<pad>")
-    with pytest.raises(UsageError, match="--chat_template"):
+    with refused("--chat_template"):
         prepare_tokenizer(tokenizer, "owner/name")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.files import read_json
+from helpers.refusals import refused
 from helpers.scripts import ROOT
-from pytest import CaptureFixture, MonkeyPatch, approx, fail, mark, raises
+from pytest import CaptureFixture, MonkeyPatch, approx, fail, mark
 
 import evaluate
 from gtpo.data.load import load_benchmark
-from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
@@ -92,7 +92,7 @@ def test_base_and_adapters_side_by_side(
     labels = ["older", f"base-{tiny.name}"]
     assert [line[0] for line in lines if line and line[0] in labels][:2] == labels
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
-    with raises(UsageError, match="adapter"):  # another one, before a model is loaded
+    with refused("adapter"):  # another one, before a model is loaded
         run(monkeypatch, *SMALL, "--runs", "outputs/older")
 
 
@@ -139,7 +139,7 @@ def test_regrade_grades_stored_completions_without_a_model(
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == approx([200 / 3, 100.0], abs=1e-5)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with raises(UsageError, match="11 of 12"):
+    with refused("11 of 12"):
         run(monkeypatch, "--regrade", "--output_dir", tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
     Path("mine.csv").write_text("task,gold\nAnother?,2\n")
-    with raises(UsageError, match="different problems"):
+    with refused("different problems"):
         run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
-    with raises(UsageError, match="other settings"):
+    with refused("other settings"):
         run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers.refusals import refused
 from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 
 from gtpo.arguments import PromptArguments
 from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import load_benchmark
-from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
@@ -45,10 +45,10 @@ def test_benchmarks_are_selected_once_and_the_name_of_yours_is_none_of_ours(sour
 
 
 def test_benchmarks_that_share_a_name_and_flags_for_none_are_refused() -> None:
-    with raises(UsageError, match="mine"):
+    with refused("mine"):
         select("a/mine.csv", "b/mine.csv")
     for flag in ("prompt_column", "answer_column", "split", "dataset_config", "grader"):
-        with raises(UsageError, match=f"--{flag}"):
+        with refused(f"--{flag}"):
             select("gsm8k", **{flag: "task"})
         assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
 
@@ -100,9 +100,9 @@ def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path
     (outputs / "older").rename(outputs / name)
     for overwrite in (True, False):
         flags = EvaluationArguments(["arithmetic"], runs=["base", f"outputs/{name}"], overwrite=overwrite)
-        with raises(UsageError, match=f"two of --runs are called {name}"):
+        with refused(f"two of --runs are called {name}"):
             plan_evaluation(flags)
-    with raises(UsageError, match=f"two of --runs are called {name}"):
+    with refused(f"two of --runs are called {name}"):
         plan_evaluation(EvaluationArguments(["arithmetic"], runs=[f"outputs/{name}", f"outputs/{name}/"]))
 
 
@@ -149,7 +149,7 @@ def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Te
     assert (job.path, job.problems) == (tmp_path / "another" / "arithmetic.jsonl", Problems(ROWS[:3]))
     other.unlink()
     job.path.write_text(job.path.read_text().replace(job.head.settings["problems_hash"], ""))
-    with raises(UsageError, match="--data_dir"):  # other problems
+    with refused("--data_dir"):  # other problems
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
 
 
@@ -191,5 +191,5 @@ def test_regrade_refuses_what_is_stored() -> None:
     values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
     for name in [*STORED_FLAGS, "max-new-tokens"]:
         flags, given = parse_evaluation(EvaluationArguments, ["--regrade", f"--{name}={values.get(name, '1')}"])
-        with raises(UsageError, match=f"--{name.replace('-', '_')}"):
+        with refused(f"--{name.replace('-', '_')}"):
             find_stored_jobs(flags, given)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from helpers.files import write_json
+from helpers.refusals import refused
 from pytest import LogCaptureFixture, MonkeyPatch, approx, raises
 
 from gtpo.errors import UsageError
@@ -174,7 +175,7 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: Mo
     write(Path("greedy"), a)
     two = find_sides(["outputs/evaluation/a", "greedy/a"], "", ["amc23"])
     assert list(two) == ["a", "greedy/a/a"]
-    with raises(UsageError, match="--compare nothing has no scores"):
+    with refused("--compare nothing has no scores"):
         find_sides(["nothing"], "outputs/evaluation")
 
 

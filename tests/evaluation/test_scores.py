@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from helpers.files import read_json
-from pytest import MonkeyPatch, approx, raises
+from helpers.refusals import refused
+from pytest import MonkeyPatch, approx
 
 from gtpo.data.load import load_benchmark
-from gtpo.errors import UsageError
 from gtpo.evaluation import scores
 from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
@@ -122,7 +122,7 @@ def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     assert read_json(results) == {"results": [first.write(), second.write()]}
     assert read_json(tmp_path / "second" / "arithmetic.json") == second.write()
     results.write_text('{"mine": 1}')
-    with raises(UsageError, match=r"results\.json"):
+    with refused(r"results\.json"):
         write_results(tmp_path, [first])
     assert results.read_text() == '{"mine": 1}'
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.files import read_json
+from helpers.refusals import refused
 from helpers.results import files_up_to
 from helpers.scripts import ROOT
 from pytest import CaptureFixture, MonkeyPatch, mark, raises
@@ -115,9 +116,9 @@ def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(
     content = fill(path)
     scores_path(path).write_text("{}")
     changed = {name: value for name, value in (SETTINGS | changes).items() if value is not None}
-    with raises(UsageError) as refused:
+    with raises(UsageError) as caught:
         fill(path, changed, load=never)
-    assert [name for name in ("temperature", "seed", "problems_hash") if f"{name} was" in str(refused.value)] == named
+    assert [name for name in ("temperature", "seed", "problems_hash") if f"{name} was" in str(caught.value)] == named
     assert path.read_bytes() == content and scores_path(path).is_file()
     assert fill(path, changed, overwrite=True).split(b"\n")[1:] == content.split(b"\n")[1:]
     assert read_completions(path)[0].settings == changed
@@ -153,7 +154,7 @@ def test_completions_of_fewer_problems_and_samples_are_kept(
     of_swapped = large.head.settings | {"problems_hash": problems_hash(swapped.rows)}
     others = replace(large, problems=swapped, head=Head(of_swapped, ORIGIN))
     for job in (small, replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
-        with raises(UsageError, match="was created with other settings"):
+        with refused("was created with other settings"):
             run_job(job, Sampling(k=job.head.settings["k"], max_new_tokens=9), never)
     large.path.write_bytes(content[:-200])  # killed
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
@@ -188,12 +189,12 @@ def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_con
 
 def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     in_use = r"a\.jsonl is in use by another evaluation: wait for it, or set --output_dir"
-    with open_completions(tmp_path / "a.jsonl", HEAD), raises(UsageError, match=in_use):
+    with open_completions(tmp_path / "a.jsonl", HEAD), refused(in_use):
         fill(tmp_path / "a.jsonl")
     fill(tmp_path / "a.jsonl")
     link = tmp_path / "link.jsonl"
     link.symlink_to(tmp_path / "elsewhere.jsonl")
-    with raises(UsageError, match="is a link"):
+    with refused("is a link"):
         fill(link)
     assert not (tmp_path / "elsewhere.jsonl").exists()
 
@@ -227,7 +228,7 @@ def test_a_damaged_file_is_refused_and_not_changed(
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(damage(fill(path).split(b"\n"))))
     damaged = path.read_bytes()
-    with raises(UsageError, match=named):
+    with refused(named):
         fill(path, load=never)
     assert path.read_bytes() == damaged
 
@@ -247,11 +248,11 @@ def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> No
     shard = shard_path(path, "1/2")
     fill(shard, SETTINGS | {"temperature": 0.5})
     for options in ({}, {"shard": "2/2"}):
-        with raises(UsageError, match=r"shard-1-of-2 was created with other settings \(temperature was"):
+        with refused(r"shard-1-of-2 was created with other settings \(temperature was"):
             fill(path, load=never, **options)
     shard.unlink()
     content = fill(shard)
-    with open_completions(shard, HEAD), raises(UsageError, match="shard-1-of-2 is in use"):
+    with open_completions(shard, HEAD), refused("shard-1-of-2 is in use"):
         fill(path, load=never)
     assert shard.read_bytes() == content and path.read_bytes() == b""
     head = Head(SETTINGS, Origin("of the merge"))

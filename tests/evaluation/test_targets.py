@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 from helpers.files import read_json, tables_of, write_json, write_settings
+from helpers.refusals import refused
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from transformers import AutoTokenizer
@@ -101,11 +102,11 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
 def test_adapters_of_another_kind_and_pickled_ones_are_refused(outputs: Path, settings: dict) -> None:
     adapter = outputs / "older" / "adapter"
     edit_config(adapter, **settings)
-    with raises(UsageError, match=rf"{next(iter(settings))}"):
+    with refused(rf"{next(iter(settings))}"):
         choose_model(find_targets(["outputs/older"], None), None)
     weights = outputs / "demo/newer/adapter/adapter_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    with raises(UsageError, match=r"adapter_model.bin is a pickle"):
+    with refused(r"adapter_model.bin is a pickle"):
         find_targets(["outputs/older/best", "outputs/demo/newer"], None)
 
 
@@ -113,10 +114,10 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     older, newer = find_targets(["outputs/older", "outputs/demo/newer"], None)
     assert choose_model([Target(""), older, newer], None) == str(tiny)
     edit_config(newer.adapter, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
-    with raises(UsageError, match="outputs/demo/newer"):
+    with refused("outputs/demo/newer"):
         choose_model([older, newer], None)
     edit_config(newer.adapter, base_model_name_or_path="elsewhere/outputs/tiny/base-1")
-    with raises(UsageError, match="elsewhere/outputs/tiny/base-1"):
+    with refused("elsewhere/outputs/tiny/base-1"):
         choose_model([newer], None)
     edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
     for model in (None, "tiny"):  # the shipped base takes the place of a tiny base that is gone
@@ -135,13 +136,13 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     moved = base.rename(tmp_path / "small")
-    with raises(UsageError, match=r"mine/adapter was trained from other files than .*small has now"):
+    with refused(r"mine/adapter was trained from other files than .*small has now"):
         check_base(choose_model([mine], str(moved)), [mine])
     (moved / "model.safetensors").write_bytes(content)
     assert check_base(str(moved), [mine]) == original
     config = read_json(moved / "config.json")
     write_json(moved / "config.json", config | {"rms_norm_eps": 0.5})
-    with raises(UsageError, match="other files"):
+    with refused("other files"):
         check_base(str(moved), [mine])
     assert check_base("owner/small", [mine]) == "owner/small"
     edit_config(mine.adapter, auto_mapping=None)  # of an earlier revision
@@ -151,7 +152,7 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
 def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
     copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
-    with raises(UsageError, match="--model"):
+    with refused("--model"):
         choose_model([older], str(copy))  # both exist, so it is another model
     edit_config(older.adapter, base_model_name_or_path=str(tmp_path / "moved" / tiny.name))
     assert choose_model([older], str(copy)) == str(copy)
@@ -198,7 +199,7 @@ def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
     unsloth = "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"
     for name in ("llama", "qwen", "unsloth/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
-        with raises(UsageError, match="GPU"):
+        with refused("GPU"):
             choose_model([Target("")], name)
     refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
     assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
@@ -225,7 +226,7 @@ def test_the_base_has_the_precision_of_training_or_of_the_flag(
     for others in ([in_16bit], [elsewhere], [in_16bit, elsewhere, base], [base]):
         assert choose_4bit(None, others) is False
     assert choose_4bit(False, trained[:1]) is False and choose_4bit(True, trained[1:]) is True
-    with raises(UsageError, match="--load_in_4bit"):
+    with refused("--load_in_4bit"):
         choose_4bit(None, trained)
     assert choose_4bit(True, trained) is True
 
@@ -298,7 +299,7 @@ def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
 def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
     prompted: list[Target], tmp_path: Path
 ) -> None:
-    with raises(UsageError, match="--tags"):
+    with refused("--tags"):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
     assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3

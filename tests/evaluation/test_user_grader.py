@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 
 from helpers.files import read_json, write_lines
+from helpers.refusals import refused
 from pytest import MonkeyPatch, fixture, raises
 
 import evaluate
 from gtpo.data.load import Problem
-from gtpo.errors import RunError, UsageError
+from gtpo.errors import RunError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems, load_user_grader
 
@@ -62,7 +63,7 @@ def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, monk
     Path("mine.jsonl").write_text('{"prompt": "Write one."}\n')  # without a column that it needs
     argv = ["--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", "grader.py:runs"]
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
-    with raises(UsageError, match="grader"):
+    with refused("grader"):
         evaluate.main()
     for name in ("nothing", "unknown"):
         with raises(RunError, match=f"grader.py:{name} returned"):
@@ -84,7 +85,7 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: Mo
     path = next(Path("out").glob("*/mine.jsonl"))
     for name in ("grader", "judge"):  # the second as earlier revisions stored it
         path.write_text(path.read_text().replace('"grader": "', f'"{name}": "'))
-        with raises(UsageError, match="runs"):  # code, which is not imported automatically
+        with refused("runs"):  # code, which is not imported automatically
             run("--regrade", "--output_dir", "out")
     text = path.read_text()
     for count, marks in ((1, ["10", "00"]), (-1, ["11", "00"])):  # the first sample, all

@@ -8,8 +8,9 @@ import torch
 from helpers import canned
 from helpers.canned import GROUP
 from helpers.files import tables_of
+from helpers.refusals import refused
 from peft import LoraConfig, get_peft_model
-from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
+from pytest import LogCaptureFixture, MonkeyPatch, mark
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -22,7 +23,6 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from gtpo.errors import UsageError
 from gtpo.forward.hidden_states import (
     Packing,
     _rows_of_similar_length,
@@ -265,7 +265,7 @@ def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any], expected
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))  # as Llama4ForCausalLM, whose base model it is itself
-    with raises(UsageError, match=r"^the forward of this model does not return hidden states of its LlamaForCa"):
+    with refused(r"^the forward of this model does not return hidden states of its LlamaForCa"):
         hidden_states_per_completion(model, model, batch_of(*BATCHES["one prompt"]))
 
 

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from helpers.refusals import refused
 from peft import get_peft_model_state_dict
-from pytest import MonkeyPatch, fixture, raises
+from pytest import MonkeyPatch, fixture
 from safetensors.torch import load_file
-
-from gtpo.errors import UsageError
 
 LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
 COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
@@ -73,5 +72,5 @@ def test_a_server_gets_each_adapter_by_a_new_name(server: Any, build: Any) -> No
 
 def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, build: Any) -> None:
     server.status = 404
-    with raises(UsageError, match=r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
+    with refused(r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
         build("gtpo", "run", **server.settings)

@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 from helpers.files import tables_of
+from helpers.refusals import refused
 from helpers.scripts import run_process
 from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
 
 from gtpo.cli.parse import load_backend_from_flags
-from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.models import backend
 from gtpo.models.backend import load_backend
@@ -28,7 +28,7 @@ def test_a_backend_that_cannot_be_is_refused(backend: str, no_gpu: None, tmp_pat
     """On the command line and in a file: without a GPU, or unknown."""
     (tmp_path / "settings.yaml").write_text(f"backend: {backend}\n")
     for argv in (["--backend", backend], ["--config", str(tmp_path / "settings.yaml")]):
-        with pytest.raises(UsageError, match=f"--backend '?{backend}"):
+        with refused(f"--backend '?{backend}"):
             load_backend_from_flags("gtpo", SETTINGS, argv)
 
 
@@ -36,7 +36,7 @@ def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -
     """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
     for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
-        with pytest.raises(UsageError, match=r"7\.0"):
+        with refused(r"7\.0"):
             load()
     assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
@@ -115,14 +115,14 @@ def test_another_version_of_a_gpu_package_is_refused(
         if found and allowed:
             assert load_backend_from_flags("gtpo", SETTINGS, LLAMA) == "unsloth" and package in caplog.text
             continue
-        with pytest.raises(UsageError, match=f"{package} {backend.GPU_PACKAGES[package]}.*{found or 'none'}"):
+        with refused(f"{package} {backend.GPU_PACKAGES[package]}.*{found or 'none'}"):
             load_backend_from_flags("gtpo", SETTINGS, LLAMA)
         assert found is None or caplog.messages == []
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
-    with pytest.raises(UsageError, match="unsloth_compiled_cache"):
+    with refused("unsloth_compiled_cache"):
         load_backend_from_flags("gtpo", SETTINGS, LLAMA)
 
 
@@ -132,7 +132,7 @@ def test_each_package_that_unsloth_patches_is_named_if_imported_early(
 ) -> None:
     for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(UsageError, match=f"{package} was imported before Unsloth"):
+    with refused(f"{package} was imported before Unsloth"):
         load_backend("unsloth", "llama")
 
 

@@ -13,13 +13,13 @@ import httpx
 import pytest
 import torch
 from helpers.files import read_json, write_json
+from helpers.refusals import refused
 from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
 
 from gtpo.arguments import ModelArguments
-from gtpo.errors import UsageError
 from gtpo.files import fingerprint
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import build_policy, load_base, load_policy, resolve_model, source_options, why_not_loaded
@@ -55,7 +55,7 @@ def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path, names: Any,
 
 def test_an_unknown_module_is_refused_beside_a_known_one(tiny: Path) -> None:
     """PEFT would train the known one only."""
-    with pytest.raises(UsageError, match=r"--lora_target_modules.*q_prj.*all-linear takes every layer"):
+    with refused(r"--lora_target_modules.*q_prj.*all-linear takes every layer"):
         policy(tiny, lora_target_modules=["v_proj", "q_prj"])
 
 
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_weights_are_read(
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     for template in ("{% if %}", "{{ raise_exception('no') }}"):
         (model / "chat_template.jinja").write_text(template)
-        with pytest.raises(UsageError, match=rf"--chat_template.*{model}.*Template(Syntax)?Error: "):
+        with refused(rf"--chat_template.*{model}.*Template(Syntax)?Error: "):
             load_base(str(model))
 
 
@@ -114,7 +114,7 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
         (model / name).write_text(text)
     settings = read_json(model / "tokenizer_config.json")
     write_json(model / "tokenizer_config.json", settings | {"pad_token": "</s>"})
-    with pytest.raises(UsageError, match="--backend transformers"):
+    with refused("--backend transformers"):
         build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
@@ -138,7 +138,7 @@ def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> Non
     """Unsloth resizes it where the tokenizer has more tokens; the merged model would not be the trained one."""
     rows = AutoConfig.from_pretrained(tiny).vocab_size + 1
     unsloth.rows = rows
-    with pytest.raises(UsageError, match=str(rows)):
+    with refused(str(rows)):
         build_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
 
 
@@ -159,7 +159,7 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
     unsloth.from_pretrained = with_engine(1500)  # type: ignore[method-assign]
     build_policy(arguments, "unsloth", 0, use_vllm=True)
     unsloth.from_pretrained = with_engine(1499)  # type: ignore[method-assign]
-    with pytest.raises(UsageError, match="--max_seq_length 1499"):
+    with refused("--max_seq_length 1499"):
         build_policy(arguments, "unsloth", 0, use_vllm=True)
 
 
@@ -173,7 +173,7 @@ def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
 
 
 def test_4bit_without_gpu_is_refused(no_gpu: None, tiny: Path) -> None:
-    with pytest.raises(UsageError, match="--load_in_4bit needs a GPU"):
+    with refused("--load_in_4bit needs a GPU"):
         build_policy(ModelArguments(model=str(tiny), load_in_4bit=True), "transformers", 0)
 
 
@@ -199,7 +199,7 @@ def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Pa
     ):
         old = (model / name).read_text()
         write_json(model / name, json.loads(old) | change)
-        with pytest.raises(UsageError, match="Python code"):
+        with refused("Python code"):
             load_base(str(model))
         (model / name).write_text(old)
     assert not (tmp_path / "ran").exists()
@@ -214,7 +214,7 @@ def test_pickled_weights_are_refused_and_not_read(model: Path, tmp_path: Path, n
     (model / "model.safetensors").unlink()
     (model / name).write_bytes(pickle.dumps(Malicious()))
     for load in (check_model_files, policy):
-        with pytest.raises(UsageError, match=f"{name} is a pickle"):
+        with refused(f"{name} is a pickle"):
             load(model)
     assert not (tmp_path / "ran").exists()
 
@@ -233,7 +233,7 @@ def test_without_a_connection_only_the_cache_is_searched(monkeypatch: MonkeyPatc
 
     monkeypatch.setattr("huggingface_hub.get_session", Session)
     assert source_options("some/model") == {"local_files_only": True}
-    with pytest.raises(UsageError, match="some/model"):
+    with refused("some/model"):
         load_base("some/model")
     monkeypatch.setattr(Session, "head", lambda *_, **__: None)
     assert source_options("some/model") == {"local_files_only": False}
@@ -253,7 +253,7 @@ def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
     "name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x", "qwenn", "https://me:pa/ss@host/model"]
 )
 def test_a_model_that_cannot_be_is_not_looked_up_on_the_hub(name: str) -> None:
-    with pytest.raises(UsageError, match="--model") as caught:
+    with refused("--model") as caught:
         resolve_model(name)
     assert "pa/ss" not in str(caught.value)
 
@@ -261,7 +261,7 @@ def test_a_model_that_cannot_be_is_not_looked_up_on_the_hub(name: str) -> None:
 @pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])
 def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     path = name.format(directory=tmp_path)  # the directory exists but has no model in it
-    with pytest.raises(UsageError, match=re.escape(path)):
+    with refused(re.escape(path)):
         load_base(path)
 
 

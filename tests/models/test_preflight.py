@@ -15,6 +15,7 @@ import trl
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
 from helpers.files import tables_of, write_json
+from helpers.refusals import refused
 from helpers.scripts import run_process
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
@@ -22,7 +23,6 @@ from pytest import LogCaptureFixture, MonkeyPatch
 from gtpo.arguments import Settings
 from gtpo.cli import parse as cli
 from gtpo.cli.parse import load_backend_from_flags, parse
-from gtpo.errors import UsageError
 from gtpo.models import backend, preflight
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine, checks, describe_dry_run
@@ -129,7 +129,7 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
     machine.driver = OLD
     see_gpu(monkeypatch, False)
     for argv in (["--model", "llama"], ["--model", "a/b", "--backend", "unsloth"]):
-        with pytest.raises(UsageError, match=f"{OLD}.*R580"):
+        with refused(f"{OLD}.*R580"):
             load_backend_from_flags("gtpo", SETTINGS, argv)
             parse("gtpo", (*SETTINGS, trl.GRPOConfig), argv)
     cli.preset_for("gtpo", "a/b")
@@ -236,7 +236,7 @@ def test_a_fatal_fault_stops_and_others_are_warnings(
     check_machine(settings_of(), "unsloth")
     assert len(caplog.messages) == 1
     machine.disk = 1e9
-    with pytest.raises(UsageError, match=r"5\.7 GB"):
+    with refused(r"5\.7 GB"):
         check_machine(settings_of(), "unsloth")
 
 
@@ -267,7 +267,7 @@ def test_scripts_check_before_they_download(
     monkeypatch.setattr("gtpo.data.load.load_train", lambda *_: pytest.fail("rows were loaded"))
     monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: pytest.fail("the model was loaded"))
     machine.disk = 1e9
-    with pytest.raises(UsageError, match=r"16\.1 GB"):
+    with refused(r"16\.1 GB"):
         main()
 
 

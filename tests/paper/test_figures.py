@@ -10,10 +10,10 @@ from typing import Any
 
 from fake_runs import MATRIX, make_all, make_run, rows, value, write_run
 from helpers.files import tables_of
+from helpers.refusals import refused
 from helpers.results import results_of
 from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
-from gtpo.errors import UsageError
 from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
 from gtpo.reports.metrics import smooth
 from paper.figures import caption, draw, draw_all, missing, table1, table_markdown
@@ -81,7 +81,7 @@ def test_runs_with_the_same_name_need_labels(
     monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda *a: seen.append(a) or plot_training(*a))
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
-    with raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
+    with refused("2 runs have the labels gtpo, gtpo: give each its own with --labels"):
         run_figures("--runs", *runs, "--output", output)
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B")
     (Path(runs[0]) / "config.yaml").write_text("{model: tiny, gamma: 0.0, entropy_filter: 'off'}")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fake_runs import entry, rows, write_run
 from helpers.files import read_json, tables_of, write_json, write_lines
+from helpers.refusals import refused
 from helpers.results import files_up_to, results_of
 
-from gtpo.errors import UsageError
 from gtpo.files import fingerprint
 from gtpo.runs.directory import RunDirectory
 from paper.results import Results, read_results, read_wandb
@@ -42,7 +42,7 @@ def test_metrics_are_read_in_order_without_a_truncated_line(tmp_path: Path) -> N
 def test_empty_metrics_are_refused(content: str, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.metrics.write_text(content)
-    with pytest.raises(UsageError, match="is empty") as caught:
+    with refused("is empty") as caught:
         run.read_metrics()
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 

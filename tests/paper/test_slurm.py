@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 import submitit
+from helpers.refusals import refused
 from helpers.scripts import ROOT
 
-from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory
 from paper import slurm as module
 from paper.slurm import minutes, read_cluster
@@ -194,7 +194,7 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
 def test_a_second_command_is_refused_while_jobs_are_queued(slow: Any, slurm: Path) -> None:
     for job, state in (("100_0", "RUNNING"), ("100_1", "PENDING"), ("99", "COMPLETED")):
         (slurm / "states" / job).write_text(state)
-    with pytest.raises(UsageError, match="2 jobs named gtpo"):
+    with refused("2 jobs named gtpo"):
         slow.reproduce("fig2", "--seeds", "1", "--slurm", "partition=long")
     assert not list(slurm.glob("*.sh"))
 
@@ -242,5 +242,5 @@ def test_time_limits(limit: str, expected: int) -> None:
     ],
 )
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):
+    with refused(f"--slurm {words.split('=')[0]}"):
         read_cluster(words.split(), "paper", tmp_path)

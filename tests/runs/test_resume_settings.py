@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from helpers.files import read_json, write_json, write_lines
+from helpers.refusals import refused
 from helpers.runs import checkpoint
 from helpers.settings import CLASSES, parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import fields_of
-from gtpo.errors import UsageError
 from gtpo.runs.directory import MAY_CHANGE
 from gtpo.runs.start import check_run, start_run
 
@@ -69,7 +69,7 @@ def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, tmp_path: Pa
     begin(run)
     config = (run / "config.yaml").read_text()
     values = value.split() if flag == "--reward_weights" else [value]
-    with pytest.raises(UsageError, match=f"was started with {flag} .*--run_name.*--model {run}/checkpoint-5"):
+    with refused(f"was started with {flag} .*--run_name.*--model {run}/checkpoint-5"):
         resume(run, flag, *values)
     assert (run / "config.yaml").read_text() == config
 
@@ -100,7 +100,7 @@ def test_a_step_keeps_its_completions_with_other_processes(tmp_path: Path, monke
     begin(run, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     settings = parsed("--resume", str(run))
     monkeypatch.setenv("WORLD_SIZE", "2")  # parsed with it, torch would wait for the other process
-    with pytest.raises(UsageError, match=r"8 completions, and 16 with"):
+    with refused(r"8 completions, and 16 with"):
         check_run(settings, ROWS)
     settings.trainer.gradient_accumulation_steps = 1
     assert check_run(settings, ROWS)
@@ -115,17 +115,17 @@ def test_other_rows_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
     same = {"rows": [dict(reversed(row.items())) for row in ROWS], "held_out": ROWS[:4]}
     assert resume(run, **same)  # the order of the columns is no change
     for other in ({"rows": ROWS[::-1]}, {"held_out": ROWS[1:5]}, {"held_out": None}, {"rows": [*ROWS, ROWS[0]]}):
-        with pytest.raises(UsageError, match="rows are not those"):
+        with refused("rows are not those"):
             resume(run, **(same | other))
     for gold in ("77", 1):
-        with pytest.raises(UsageError, match="rows are not those"):
+        with refused("rows are not those"):
             resume(run, rows=[row | {"answer": gold} for row in ROWS], held_out=ROWS[:4])
 
 
 def test_the_seed_that_chose_the_held_out_rows_stays(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin(run, "--eval_rows", "4", held_out=ROWS[:4])
-    with pytest.raises(UsageError, match="was started with --seed"):
+    with refused("was started with --seed"):
         resume(run, "--seed", "7", held_out=ROWS[:4])
 
 
@@ -144,9 +144,9 @@ def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin(run, "--dataset", first)
     assert resume(run, "--dataset", moved)
-    with pytest.raises(UsageError, match="--dataset "):
+    with refused("--dataset "):
         resume(run, "--dataset", moved, rows=ROWS[:-1])
-    with pytest.raises(UsageError, match="--limit "):
+    with refused("--limit "):
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
@@ -157,7 +157,7 @@ def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) ->
     del environment["made_from"]
     write_json(run / "environment.json", environment)
     assert resume(run, rows=ROWS[::-1])
-    with pytest.raises(UsageError, match="--limit "):
+    with refused("--limit "):
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 

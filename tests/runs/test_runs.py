@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers.files import write_lines
+from helpers.refusals import refused
 from pytest import MonkeyPatch
 
-from gtpo.errors import UsageError
 from gtpo.evaluation.targets import adapter_target
 from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of, resume_command, run_label
 
@@ -78,7 +78,7 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"step": 1, "password": "x"}\n')
     (run.path / name).symlink_to(tmp_path / "secret")
     reader = {"metrics": run.read_metrics, "environment": run.read_environment, "best/best": run.read_best}
-    with pytest.raises(UsageError, match=f"{name} is a link"):
+    with refused(f"{name} is a link"):
         reader[name.rpartition(".")[0]]()
 
 
@@ -89,5 +89,5 @@ def test_a_mistyped_run_names_the_newest(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "a").mkdir(parents=True)
     (tmp_path / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
-    with pytest.raises(UsageError, match="outputs/nope is not a directory; the newest runs: outputs/a"):
+    with refused("outputs/nope is not a directory; the newest runs: outputs/a"):
         use("outputs/nope")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from helpers.files import read_json, read_settings, tables_of
+from helpers.refusals import refused
 from helpers.runs import checkpoint
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 
-from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, how_to_continue, start_run
@@ -72,11 +72,11 @@ def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: MonkeyPatch
 
 
 def test_resume_without_a_complete_checkpoint_is_refused_and_overwrite_possible(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--resume"):
+    with refused("--resume"):
         start(tmp_path / "nowhere", "--resume")
     start(tmp_path / "run")
     (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
-    with pytest.raises(UsageError, match="--resume"):
+    with refused("--resume"):
         start(tmp_path / "run", "--resume")
     assert not (tmp_path / "nowhere").exists() and start(tmp_path / "run", "--overwrite") is None
 
@@ -85,10 +85,10 @@ def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     start(tmp_path / "run", "--seed", "1")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     for flags in ([], ["--resume"], ["--resume", "--overwrite"]):  # the second one without a checkpoint
-        with pytest.raises(UsageError, match="--resume"):
+        with refused("--resume"):
             start(tmp_path / "run", "--seed", "2", *flags)
     checkpoint(tmp_path / "run", 5)
-    with pytest.raises(UsageError, match="--overwrite"):
+    with refused("--overwrite"):
         start(tmp_path / "run", "--seed", "2")
     assert read_settings(tmp_path / "run" / "config.yaml")["seed"] == 1
 
@@ -185,13 +185,13 @@ def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name:
     assert check_run(settings, range(10)) == str(newest)
     config.write_text(f"{stored}{name}: 3\n")
     for argv in (["--resume", str(tmp_path / "run")], [f"--{name}", default]):
-        with pytest.raises(UsageError, match=name):
+        with refused(name):
             parsed(*argv)
 
 
 def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
-    with pytest.raises(UsageError, match="--gamma"):
+    with refused("--gamma"):
         start(run, "--resume", "--gamma", "0.3")
     assert read_settings(run / "config.yaml")["gamma"] == 0.1
     assert start(run, "--resume", "--merge", "16bit") == str(run / "checkpoint-10")
@@ -240,7 +240,7 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     """--overwrite and --resume apply to one start; if stored, they would apply to every run of the file."""
     start(tmp_path / "run", "--overwrite")
     checkpoint(tmp_path / "run", 7)
-    with pytest.raises(UsageError, match="exists"):
+    with refused("exists"):
         check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), range(10))
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
@@ -262,7 +262,7 @@ def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> Non
     run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
-    with FileLock(run / "run.lock"), pytest.raises(UsageError, match="in use"):
+    with FileLock(run / "run.lock"), refused("in use"):
         check_run(settings, rows=range(10))
 
 
@@ -272,7 +272,7 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("{}")
     for flags in ([], ["--overwrite"]):
-        with pytest.raises(UsageError, match="is not a run"):
+        with refused("is not a run"):
             check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=range(10))
 
 
@@ -286,7 +286,7 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
         settings.model.model = model
         assert check_run(settings, rows=range(10)) == str(run / "checkpoint-5")
     settings.model.model = "llama"
-    with pytest.raises(UsageError, match=f"--model {stored}"):
+    with refused(f"--model {stored}"):
         check_run(settings, rows=range(10))
 
 
@@ -301,9 +301,9 @@ def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
 def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
     check_run(settings, rows=range(4))
-    with pytest.raises(UsageError, match="3 training rows"):
+    with refused("3 training rows"):
         check_run(settings, rows=range(3))
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_run(settings, rows=range(8))
-    with pytest.raises(UsageError, match="7 training rows"):
+    with refused("7 training rows"):
         check_run(settings, rows=range(7))

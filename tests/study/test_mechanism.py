@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from helpers.refusals import refused
 
-from gtpo.errors import UsageError
 from study.mechanism import policies_of, summarize
 from study.rendering import render
 
@@ -50,5 +50,5 @@ def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pyte
 
 def test_policies_are_found_by_a_part_of_their_name() -> None:
     assert [policy.name for policy in policies_of(["tiny step"])] == ["tiny step 40", "tiny step 120"]
-    with pytest.raises(UsageError, match="nothing"):
+    with refused("nothing"):
         policies_of(["nothing"])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from helpers.files import tables_of
+from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.scripts import ROOT
 
-from gtpo.errors import UsageError
 from study import rendering
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
@@ -89,7 +89,7 @@ def test_a_setting_reaches_the_arms_that_have_it(tmp_path: Path, monkeypatch: py
         "mine-Plain": {"G": "4"},
     }
     for absent, message in (("power", "."), ("temprature", " .did you mean 'temperature'")):
-        with pytest.raises(UsageError, match=f"--set {absent}: no arm has this setting{message}"):
+        with refused(f"--set {absent}: no arm has this setting{message}"):
             compared(arms=["grpo", "gtpo", "mine.py:Plain"], set={absent: "1"})
 
 
@@ -127,7 +127,7 @@ def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
     assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3"}
     works = works_of(comparison, comparison.seeds)
     assert len(works.runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
-    with pytest.raises(UsageError, match="--rate_seeds are among --seeds"):
+    with refused("--rate_seeds are among --seeds"):
         compared(rates=["1e-3", "2e-3"], rate_seeds=[3])
 
 
@@ -139,7 +139,7 @@ def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
     ],
 )
 def test_unknown_names(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with refused(message):
         compared(**changes)
 
 
@@ -230,7 +230,7 @@ def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
 
 def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
-    with pytest.raises(UsageError, match="--dirty"):
+    with refused("--dirty"):
         refuse_dirty(allowed=False)
     refuse_dirty(allowed=True)
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
@@ -272,5 +272,5 @@ def test_a_comparison_runs_resumes_and_ends_with_one_page(
     assert "| GTPO minus GRPO | wrong-mode | pass@1 sampled | 3 of 3 | +0.00 ± 0.00 | 1.0000 | no verdict" in page
     assert "Before training, held-out problems: pass@1 sampled 50.0 %, pass@1 greedy 50.0 %." in page
     assert "No plan was written before the runs" in page and "(comparison.png)" in page
-    with pytest.raises(UsageError, match=r"was made with other settings \(8\)"):
+    with refused(r"was made with other settings \(8\)"):
         sandbox.study(*argv[:-4], "--steps", "9", "--problems", "4")
