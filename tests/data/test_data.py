@@ -1,7 +1,6 @@
 """Training data and benchmarks: generated arithmetic, and the real files row by row."""
 
 import json
-import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,8 +193,7 @@ def matched_boxes(solution: str) -> list[str]:
 
 def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = jsonl(data_dir / "math_train.jsonl")
-    with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments("math", data_dir=str(data_dir)))
+    rows = load_train(DataArguments("math", data_dir=str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
     assert "2 of 7500" in caplog.text  # dropped, with a warning
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
@@ -310,8 +308,7 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
     row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
-    with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments("gsm8k", data_dir=str(tmp_path)))
+    rows = load_train(DataArguments("gsm8k", data_dir=str(tmp_path)))
     assert rows["answer"][:] == ["3", "3"] and "1 of 3" in caplog.text
     assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
 
@@ -364,8 +361,7 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
     limit = sorted(lengths)[30]
     expected = [prompt for prompt, length in zip(rows["prompt"], lengths, strict=True) if length <= limit]
     assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit is kept
-    with caplog.at_level(logging.WARNING):
-        kept = drop_long_prompts(rows, tokenizer, up_to(limit))
+    kept = drop_long_prompts(rows, tokenizer, up_to(limit))
     assert kept["prompt"][:] == expected
     assert f"{60 - len(expected)} of 60 prompts" in caplog.text
     settings = up_to(max(lengths))
@@ -387,8 +383,7 @@ def test_demonstrations_that_sft_would_cut_are_dropped_and_counted(
     limit = sorted(whole)[30]
     settings = up_to(4000)
     settings.trainer = SimpleNamespace(max_length=limit)
-    with caplog.at_level(logging.WARNING):
-        kept = drop_long_prompts(rows, tokenizer, settings)
+    kept = drop_long_prompts(rows, tokenizer, settings)
     expected = [row["prompt"] for row, length in zip(rows, whole, strict=True) if length <= limit]
     assert kept["prompt"][:] == expected and 0 < len(expected) < 60
     assert f"{60 - len(expected)} of 60 prompts with their solution dropped: over {limit} tokens" in caplog.text

@@ -1,7 +1,6 @@
 """One look before the first step: what would be a silent 0 % for a whole run is refused, with its cause."""
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +54,7 @@ def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytes
     tokenizer = byte_level(**SMOLLM2)
     golds = ["4"] * 100
     golds[64] = "((("
-    with caplog.at_level(logging.WARNING):
-        check_first_rows(tokenizer, [PROMPT] * 100, golds, PromptArguments())
+    check_first_rows(tokenizer, [PROMPT] * 100, golds, PromptArguments())
     assert "1 of 25 rows that were tried" in caplog.text and "prompt 65 of 100" in caplog.text and MOST_ROWS >= 25
     special = byte_level(**SMOLLM2 | {"specials": [*SMOLLM2["specials"], *TAGS]})
     check_first_rows(special, [PROMPT], ["((("], PromptArguments(), scored=["own.py:f"])
@@ -68,8 +66,7 @@ def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytes
 def test_an_empty_reasoning_block_is_told(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
     prompt = PromptArguments(tags=THINK, chat_template_kwargs={"enable_thinking": False})
-    with caplog.at_level(logging.WARNING):
-        check_first_rows(tokenizer, [PROMPT], ["4"], prompt)
+    check_first_rows(tokenizer, [PROMPT], ["4"], prompt)
     assert "writes an empty reasoning block" in caplog.text
 
 

@@ -1,7 +1,6 @@
 """Your data: CSV, Parquet, folders and the Hub, the names of columns, and what is wrong, by file and line."""
 
 import json
-import logging
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -74,8 +73,7 @@ def test_dropped_rows_are_counted_by_reason_and_the_limit_counts_the_others(
     load: Callable[..., Dataset], caplog: pytest.LogCaptureFixture
 ) -> None:
     text = 'task,gold\na,1\n" ",2\nb,\n,\n"c\nc",3\nd,4\n'
-    with caplog.at_level(logging.WARNING):
-        rows = load("own.csv", text, **NAMED, limit=2)
+    rows = load("own.csv", text, **NAMED, limit=2)
     assert rows["answer"][:] == ["1", "3"] and rows["prompt"][1] == to_messages("c\nc")
     assert "3 of 6 rows" in caplog.text and "line 3 of" in caplog.text and "line 4 of" in caplog.text
 
@@ -220,8 +218,7 @@ def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
     table = pandas.DataFrame({"task": ["a", "b", "c"], "gold": [18, None, 7], "turn": [1, 2, 3]})
     assert table["gold"].dtype == float
     table.to_parquet(tmp_path / "own.parquet")
-    with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
+    rows = load_train(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
     assert rows["answer"][:] == ["18", "7"] and rows["turn"][:] == [1, 3]
     assert "row 2 of" in caplog.text
 

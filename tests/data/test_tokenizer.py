@@ -1,6 +1,5 @@
 """Padding tokens, chat templates and prompts of tokenizers as models bring them."""
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,8 +81,7 @@ SMOLLM2 = {
 )
 def test_a_free_token_pads(roles: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level(**roles)
-    with caplog.at_level(logging.WARNING):
-        prepare_tokenizer(tokenizer, "some/model")
+    prepare_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == expected
     assert f"padding is {expected}" in caplog.text
 
@@ -93,9 +91,8 @@ def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.L
     prepare_tokenizer(tokenizer, "some/model")
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        caplog.clear()
-        prepare_tokenizer(loaded, str(tmp_path))
+    caplog.clear()
+    prepare_tokenizer(loaded, str(tmp_path))
     assert (loaded.pad_token, loaded.eos_token, caplog.text) == ("<|endoftext|>", "<|im_end|>", "")
     assert loaded.chat_template == CHATML
 
@@ -204,8 +201,7 @@ def test_without_a_system_role_the_system_text_begins_the_first_question(
     merged = [{"role": "user", "content": "Be brief.\n\n2 + 2?"}]
     again = [{"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3?"}]
     expected = [tokenizer.apply_chat_template(t, tokenize=False) for t in (merged, merged + again, again)]
-    with caplog.at_level(logging.WARNING):
-        prepare_tokenizer(tokenizer, "some/model")
+    prepare_tokenizer(tokenizer, "some/model")
     assert "system role" in caplog.text
     tokenizer.save_pretrained(tmp_path)
     for loaded in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the adapter's tokenizer does it as well
@@ -219,8 +215,7 @@ def test_without_a_system_role_the_system_text_begins_the_first_question(
 
 def test_without_a_template_the_prompt_is_plain_text(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level(["<eos>", "<pad>"], None, eos_token="<eos>", pad_token="<pad>")
-    with caplog.at_level(logging.WARNING):
-        prepare_tokenizer(tokenizer, "some/model")
+    prepare_tokenizer(tokenizer, "some/model")
     assert "--chat_template" in caplog.text
     prompt = "Be brief.\n\nQuestion: 2 + 2?\n\nAnswer:\n"
     assert tokenizer.decode(encode_prompt(tokenizer, TURNS)) == prompt

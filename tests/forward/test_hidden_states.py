@@ -1,6 +1,5 @@
 """Hidden states with each prompt encoded once: against one completion at a time, without padding, in float64."""
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -156,8 +155,7 @@ def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
 
 @mark.parametrize("fault", ["runs out of memory", "lets a row see the others"])
 def test_rows_run_as_rows_where_the_forward(fault: str, caplog: LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        found, states = packed_by(model_of("llama"), fault, "one prompt")
+    found, states = packed_by(model_of("llama"), fault, "one prompt")
     assert states is None and not found.possible
     assert "run as padded rows" in caplog.text
 
@@ -221,8 +219,7 @@ def test_the_first_batch_refuses_a_model_that_ignores(name: str, dtype: torch.dt
     """One prompt, of one length: the batch by itself would not show a mask or positions that are ignored."""
     model = model_of("llama").to(dtype)
     batch = batch_of(*BATCHES["one prompt"])
-    with caplog.at_level(logging.WARNING):
-        assert not are_equal(partial(forgets, name, model), model.get_base_model().model, batch)
+    assert not are_equal(partial(forgets, name, model), model.get_base_model().model, batch)
     assert "Each prompt is encoded once per completion" in caplog.text
 
 
@@ -235,8 +232,7 @@ def test_a_cache_with_states_is_not_repeated(caplog: LogCaptureFixture) -> None:
     model = lfm2()
     batch = batch_of(*BATCHES["one prompt"])
     assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
-    with caplog.at_level(logging.WARNING):
-        assert not are_equal(model, model.base_model, batch)
+    assert not are_equal(model, model.base_model, batch)
     assert "Each prompt is encoded once per completion: the model does not take the cache (" in caplog.text
     assert hidden_states_per_completion(model, model.base_model, batch).shape == (10, 32)
 

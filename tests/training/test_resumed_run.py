@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import shutil
 import signal
 from collections.abc import Iterator
@@ -76,8 +75,7 @@ def test_a_longer_schedule_holds_from_the_first_resumed_step(
     tracked("short", max_steps=4).train()
     assert rates(tmp_path / "short") == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
     checkpoint = str(tmp_path / "short" / "checkpoint-4")
-    with caplog.at_level(logging.WARNING):
-        tracked("short", max_steps=8).train(resume_from_checkpoint=checkpoint)
+    tracked("short", max_steps=8).train(resume_from_checkpoint=checkpoint)
     assert rates(tmp_path / "short")[4:] == pytest.approx(rates(tmp_path / "long")[4:], rel=1e-12)
     assert "the learning rate continues at 0.0005, by the cosine schedule of 8 steps (before: 0)" in caplog.text
 
@@ -170,8 +168,7 @@ def test_a_damaged_best_is_not_kept(fault: str, tracked: Any, tmp_path: Path, ca
     weights = tmp_path / "best" / "adapter_model.safetensors"
     assert damage(tmp_path / "best", ("model",)) is None
     weights.write_bytes(weights.read_bytes()[:-4]) if fault == "truncated" else weights.unlink()
-    with caplog.at_level(logging.WARNING):
-        tracked(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    tracked(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert f"{tmp_path}/best is damaged (adapter_model.safetensors" in caplog.text
     assert damage(tmp_path / "best", ("model",)) is None and best_of(tmp_path)["step"] > 4
 
