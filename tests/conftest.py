@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.scripts import Ended, ScriptServer
+from helpers.scripts import RunScript, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
 from gtpo.models.backend import GPU_PACKAGES
@@ -34,7 +34,7 @@ if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
 
 
 @pytest.fixture(scope="session")
-def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ended]]:
+def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunScript]:
     """``run_script(directory, "train_gtpo.py", *argv)``: run a script in a directory, as a user does."""
     server = ScriptServer(tmp_path_factory.mktemp("logs"))
     yield server.run

@@ -1,13 +1,12 @@
 """``--model RUN`` starts a new run from its adapter."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.files import read_settings
 from helpers.refusals import refused
-from helpers.scripts import Ended
+from helpers.scripts import RunScript
 from helpers.settings import parsed
 from safetensors.torch import load_file, save_file
 
@@ -79,11 +78,10 @@ def test_a_base_replaced_in_place_is_refused(run: Path, tiny: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: Callable[..., Ended]) -> None:
+def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: RunScript) -> None:
     small = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--save_steps", "1")
     argv = ["--model", str(run), "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "further", *small]
     done = run_script(run.parent, "train_gtpo.py", *argv)
-    assert done.code == 0, done.stderr[-2000:]
     assert "Initial entropy" in done.stderr and "100 prompts" in done.stderr
     stored = read_settings(run.parent / "further" / "config.yaml")
     assert stored["initial_adapter"] == str(run / "adapter")
@@ -94,5 +92,4 @@ def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: Callab
         ("evaluate.py", "--runs", "further", *sampled),
         ("figures.py", "--runs", "further", "--output", "curves.png"),
     ):
-        done = run_script(run.parent, script, *words)
-        assert done.code == 0, done.stderr[-2000:]
+        run_script(run.parent, script, *words)

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.files import tables_of
 from helpers.refusals import refused
-from helpers.scripts import Ended
+from helpers.scripts import RunScript
 from test_tokenizer import CHATML, DROPS_SYSTEM, SMOLLM2, THINKS, byte_level
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -81,7 +80,7 @@ def save_special(directory: Path) -> str:
     return str(directory)
 
 
-def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_script: RunScript) -> None:
     model = save_special(tmp_path / "special")
     train = ["--model", model, "--dataset", "arithmetic", "--max_steps", "1", "--report_to", "none"]
     commands = {
@@ -90,11 +89,8 @@ def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_scrip
         "evaluate.py": ["--model", model, "--benchmarks", "arithmetic", "--k", "1", "--limit", "2"],
     }
     for script, argv in commands.items():
-        ended = run_script(tmp_path, script, *argv)
-        assert ended.code == 2 and "the tag <reasoning> is a special token" in ended.stderr, (
-            script,
-            ended.stderr[-800:],
-        )
+        ended = run_script(tmp_path, script, *argv, code=2)
+        assert "the tag <reasoning> is a special token" in ended.stderr, script
     ended = run_script(tmp_path, "train_gtpo.py", *commands["train_gtpo.py"], "--dry_run")
     assert "# Its scores: format 1 of 10" not in ended.stdout and "# error: the tag <reasoning>" in ended.stdout
     ended = run_script(tmp_path, "train_gtpo.py", "--model", "tiny", "--dataset", "arithmetic", "--dry_run")

@@ -5,10 +5,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from helpers.scripts import ROOT, Ended, run_process
+from helpers.scripts import ROOT, RunScript, run_process
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 
 from gtpo.cli.parse import parse_evaluation
@@ -112,7 +111,7 @@ def test_every_command_of_the_documentation(
     words: list[str],
     folder: Path,
     data_dir: Path,
-    run_script: Callable[..., Ended],
+    run_script: RunScript,
     monkeypatch: MonkeyPatch,
 ) -> None:
     if script == "evaluate.py":
@@ -125,4 +124,4 @@ def test_every_command_of_the_documentation(
         return
     token = ["--hub_token", "of-a-user"] if "--push_to_hub" in words else []  # a dry run uploads nothing
     ended = run_script(folder, script, *words, *token, "--dry_run", "--data_dir", str(data_dir))
-    assert ended.code == 0 and "training rows" in ended.stdout, ended.stderr[-2000:]
+    assert "training rows" in ended.stdout

@@ -5,11 +5,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from helpers.files import read_json
-from helpers.scripts import ROOT, Ended, run_process
+from helpers.scripts import ROOT, RunScript, run_process
 from pytest import TempPathFactory, fixture, mark, skip
 
 README = (ROOT / "README.md").read_text()
@@ -79,7 +78,7 @@ def small(words: list[str], data_dir: Path) -> list[str]:
 @mark.slow
 @mark.parametrize("line", [line for line in BASH if line.startswith("python ") and "-m study" not in line])
 def test_every_script_runs_as_the_readme_calls_it(
-    line: str, folder: Path, data_dir: Path, run_script: Callable[..., Ended]
+    line: str, folder: Path, data_dir: Path, run_script: RunScript
 ) -> None:
     for trained in (folder / "outputs").glob("gtpo-tiny-arithmetic-*"):  # the run of the first line
         line = line.replace("outputs/demo/gtpo", str(trained))
@@ -89,7 +88,6 @@ def test_every_script_runs_as_the_readme_calls_it(
         return
     flags = small(words, data_dir)
     ended = run_script(folder, *words, *flags)
-    assert ended.code == 0, ended.stderr[-2000:]
     if "--dry_run" in flags:
         assert "training rows" in ended.stdout and "GiB" in ended.stdout
     elif words[0].startswith("train_"):
@@ -100,7 +98,7 @@ def test_every_script_runs_as_the_readme_calls_it(
         for command in suggested:  # the next command that a run prints
             words = [*shlex.split(command), "--k", "1", "--output_dir", "scored"]
             scored = run_script(folder, *words, *small(words, data_dir))
-            assert scored.code == 0 and "Pass@k" in scored.stdout, scored.stderr[-2000:]
+            assert "Pass@k" in scored.stdout
     elif words[0] == "evaluate.py":
         assert "Pass@k (%)" in ended.stdout and "Maj@k (%)" in ended.stdout
         assert ("minus base" in ended.stdout) == ("--runs" in words)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +60,9 @@ class Ended(NamedTuple):
     stderr: str
 
 
+RunScript = Callable[..., Ended]
+
+
 def user_environment() -> dict[str, str]:
     """The environment of a user: no GPU, no network, one thread."""
     kept = {key: value for key, value in os.environ.items() if key not in DROPPED}
@@ -99,8 +102,11 @@ class ScriptServer:
             cwd=logs,
         )
 
-    def run(self, directory: Path, script: str, *argv: str, before: str = "") -> Ended:
-        """Run a script in a directory until it ends; ``before`` is Python source that is executed before it.
+    def run(self, directory: Path, script: str, *argv: str, before: str = "", code: int | None = 0) -> Ended:
+        """Run a script in a directory until it ends with this exit code, or with any (None).
+
+        Args:
+            before: Python source that is executed before it.
 
         Raises:
             RuntimeError: If the server has died; names the signal or the exit code.
@@ -115,12 +121,13 @@ class ScriptServer:
             self.process.stdin.flush()
         reply = self.process.stdout.readline()
         if not reply:
-            ended = self.process.wait(timeout=10)
-            how = f"exit code {ended}" if ended >= 0 else signal.Signals(-ended).name
+            died = self.process.wait(timeout=10)
+            how = f"exit code {died}" if died >= 0 else signal.Signals(-died).name
             raise RuntimeError(f"the process that runs the scripts ended with {how}: its stderr says more.")
-        code = int(reply)
-        assert code != -signal.SIGALRM, f"{script} {argv} hung"
-        return Ended(code, *(Path(paths[name]).read_text() for name in ("stdout", "stderr")))
+        ended = Ended(int(reply), *(Path(path).read_text() for path in paths.values()))
+        assert ended.code != -signal.SIGALRM, f"{script} {argv} hung"
+        assert code in (None, ended.code), ended.stdout[-2000:] + ended.stderr[-3000:]
+        return ended
 
     def close(self) -> None:
         assert self.process.stdin

@@ -1,7 +1,6 @@
 """User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from helpers.files import read_json, tables_of, write_lines
 from helpers.parrot import build_parrot
 from helpers.refusals import refused
 from helpers.runs import metrics_of
-from helpers.scripts import Ended
+from helpers.scripts import RunScript
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
@@ -181,9 +180,7 @@ THINK = "<think> </think> <answer> </answer>"
 
 
 @pytest.mark.slow
-def test_csv_files_think_tags_and_no_system_prompt(
-    tiny: Path, run_script: Callable[..., Ended], tmp_path: Path
-) -> None:
+def test_csv_files_think_tags_and_no_system_prompt(tiny: Path, run_script: RunScript, tmp_path: Path) -> None:
     """The commands of the README: training on one file, evaluation on another with what the run has stored."""
     build_parrot(tiny, tmp_path / "parrot", "<think>\n3 + 4 = 7\n</think>\n<answer>\n7\n</answer>")
     (tmp_path / "my_train.csv").write_text("task,gold\n" + "".join(f"What is {i} + {7 - i}?,7\n" for i in range(8)))
@@ -192,8 +189,7 @@ def test_csv_files_think_tags_and_no_system_prompt(
     prompts = ("--tags", THINK, "--system_prompt", "none")
     flags = ("--G", "4", "--max_completion_length", "12", "--max_steps", "2")
     data = ("--model", "parrot", "--dataset", "my_train.csv", "--prompts_per_step", "1", "--output_dir", "run")
-    ended = run_script(tmp_path, "train_gtpo.py", *data, *columns, *prompts, *flags, "--initial_entropy", "0.5")
-    assert ended.code == 0, ended.stderr[-2000:]
+    run_script(tmp_path, "train_gtpo.py", *data, *columns, *prompts, *flags, "--initial_entropy", "0.5")
     metrics = metrics_of(tmp_path / "run")
     assert len(metrics) == 2 and all(row["formatting"] == row["accuracy"] > 0 for row in metrics)
     report = (tmp_path / "run" / "report.html").read_text()
@@ -201,8 +197,7 @@ def test_csv_files_think_tags_and_no_system_prompt(
     assert "&lt;think&gt;" in report and "reasoning&gt;" not in report
 
     asked = ("--benchmarks", "my_test.csv", *columns, "--k", "8", "--max_new_tokens", "12", "--runs", "run")
-    ended = run_script(tmp_path, "evaluate.py", *asked)
-    assert ended.code == 0, ended.stderr[-2000:]
+    run_script(tmp_path, "evaluate.py", *asked)
     [scores] = (tmp_path / "outputs" / "evaluation").glob("**/run*/my_test.json")
     entry = read_json(scores)
     assert (entry["settings"]["tags"], entry["settings"]["system_prompt"]) == (THINK, "none")

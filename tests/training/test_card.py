@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import trl
 import yaml
 from helpers.files import write_json, write_lines
-from helpers.scripts import Ended
+from helpers.scripts import RunScript
 from helpers.settings import parsed
 from huggingface_hub import ModelCard
 
@@ -116,7 +115,7 @@ def test_the_quick_start_has_the_system_prompt_of_the_training_rows(adapter: Pat
 
 @pytest.mark.slow
 def test_the_quick_start_works_when_pasted_in_another_directory(
-    build: Any, tiny: Path, tmp_path: Path, run_script: Callable[..., Ended]
+    build: Any, tiny: Path, tmp_path: Path, run_script: RunScript
 ) -> None:
     trainer = build("gtpo", "a run's")
     settings = settings_of(tmp_path / "a run's", "--model", str(tiny), "--merge", "16bit")
@@ -129,7 +128,6 @@ def test_the_quick_start_works_when_pasted_in_another_directory(
         (code,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
         (elsewhere / "pasted.py").write_text(code + "print(output.shape[1] - inputs['input_ids'].shape[1])\n")
         ended = run_script(elsewhere, str(elsewhere / "pasted.py"))
-        assert ended.code == 0, ended.stderr[-2000:]
         assert 1 <= int(ended.stdout.splitlines()[-1]) <= 4
 
 
