@@ -52,8 +52,7 @@ def test_a_format_with_other_tags() -> None:
     assert not form.follows_format(to_completion("1 + 1 = 2", "2"))
 
 
-def test_files_are_read_when_the_settings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_are_read_when_the_settings_are(here: Path) -> None:
     Path("prompt.txt").write_text("Be brief.\n")
     Path("template.jinja").write_text("{{ messages }}")
     prompt = PromptArguments(system_prompt="prompt.txt", chat_template="template.jinja")

@@ -65,14 +65,13 @@ def where_vllm_has_the_attention(test: Callable[..., None]) -> Callable[..., Non
 
 @where_vllm_has_the_attention
 def test_vllm_samples_what_transformers_samples(
-    tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, adapters: list[Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import evaluate
     from gtpo.evaluation import sampling
 
     for name, value in ENVIRONMENT.items():
         monkeypatch.setitem(os.environ, name, value)
-    monkeypatch.chdir(tmp_path)
     engines = []
 
     def load_once(*arguments: object) -> object:
@@ -164,13 +163,10 @@ FLAGS += "--G 4 --prompts_per_step 2 --max_completion_length 24 --output_dir run
 
 
 @pytest.fixture
-def gaps(
-    cpu_engine: None, confident: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], list[float]]:
+def gaps(cpu_engine: None, confident: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[float]]:
     """Run train_gtpo.py for three large steps and read ``sampler_logp_gap`` of each."""
     import train_gtpo
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_gtpo.py", "--model", str(confident), *FLAGS.split()])
 
     def train() -> list[float]:

@@ -357,10 +357,9 @@ def test_fp16_on_a_cpu_is_refused(words: list[str]) -> None:
         settings("--model", "tiny", "--fp16", "true", *words)
 
 
-def test_a_run_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_resumed_where_it_is(here: Path) -> None:
     for name in ("a", "b", "c", "d"):
-        stored_run(tmp_path / "outputs" / name)
+        stored_run(here / "outputs" / name)
     with refused("outputs/nope is not a directory"):
         settings("--resume", "outputs/nope")
     with refused("--output_dir outputs/z"):
@@ -446,10 +445,7 @@ def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])
 @pytest.mark.parametrize("name", [["--run_name", "a"], ["--run-name=a"]])
-def test_resume_of_a_run_by_its_name_takes_its_settings(
-    name: list[str], dataset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_resume_of_a_run_by_its_name_takes_its_settings(name: list[str], dataset: list[str], here: Path) -> None:
     run = stored_run(Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a"), *dataset, "--gamma", "0.25")
     newer = stored_run(Path("outputs") / ("gtpo-tiny-math-a" if dataset else "newer"), "--gamma", "0.5")
     os.utime(newer / "config.yaml", (2**32, 2**32))
@@ -470,10 +466,7 @@ def stored_run(path: Path, *argv: str, method: str = "gtpo") -> Path:
     return path
 
 
-def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(here: Path) -> None:
     with refused("--resume"):
         parsed("--resume")
     for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):

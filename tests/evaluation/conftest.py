@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.files import write_lines
-from pytest import MonkeyPatch, TempPathFactory, fixture
+from pytest import TempPathFactory, fixture
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.load import load_benchmark
@@ -33,10 +33,9 @@ def adapters(tiny: Path, tmp_path_factory: TempPathFactory) -> list[Path]:
 
 
 @fixture
-def outputs(adapters: list[Path], tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+def outputs(adapters: list[Path], here: Path) -> Path:
     """A working directory whose outputs/ has an older and a newer finished run, and an unfinished one."""
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "outputs"
+    directory = here / "outputs"
     for age, name in enumerate(("demo/newer", "older")):
         shutil.copytree(adapters[0], directory / name / "adapter")
         written = time.time() - 1000 * age

@@ -34,9 +34,8 @@ SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_token
 
 
 @mark.slow
-def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], here: Path, monkeypatch: MonkeyPatch) -> None:
     """kill -9 after some lines, and in the middle of one: completions and results are those without a kill."""
-    monkeypatch.chdir(tmp_path)
     argv = [str(value) for value in (*SMALL, "--runs", adapters[0], "--output_dir")]
     run(monkeypatch, *argv, "uninterrupted")
     [expected] = Path("uninterrupted").glob("*/arithmetic.jsonl")
@@ -144,9 +143,8 @@ def test_regrade_grades_stored_completions_without_a_model(
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    tiny: Path, here: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')
     argv = ["--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out", "--limit", 2]
     columns = ["--prompt_column", "task", "--answer_column", "gold"]

@@ -54,8 +54,7 @@ def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
 
 
-def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_problems_are_those_of_our_grader(here: Path) -> None:
     Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
     for name, source in (("arithmetic", "arithmetic"), ("mine", "mine.jsonl")):
         flags = [EvaluationArguments([source], grader=grader) for grader in (None, "math_verify")]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from helpers.files import write_json
 from helpers.refusals import refused
-from pytest import LogCaptureFixture, MonkeyPatch, approx, raises
+from pytest import LogCaptureFixture, approx, raises
 
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
@@ -158,8 +158,7 @@ def write(directory: Path, *entries: Entry) -> None:
         path.with_suffix(".jsonl").touch()
 
 
-def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_evaluations_output_directories_and_runs(here: Path) -> None:
     a = entry("a", ["10"])
     b = entry("sweep-b", ["11"])
     write(Path("outputs/evaluation"), a, b, entry("a", ["11"], "aime24"))
@@ -179,11 +178,8 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: Mo
         find_sides(["nothing"], "outputs/evaluation")
 
 
-def test_scores_of_an_adapter_that_was_trained_again_are_named(
-    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    adapter = tmp_path / "outputs" / "a" / "adapter"
+def test_scores_of_an_adapter_that_was_trained_again_are_named(here: Path, caplog: LogCaptureFixture) -> None:
+    adapter = here / "outputs" / "a" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_model.safetensors").write_text("first")
     a = entry("a", ["10"], origin=Origin("some/model", str(adapter)))

@@ -131,10 +131,7 @@ def of_size(problems: int, k: int) -> Job:
 
 
 @mark.parametrize("larger", [(7, 2), (3, 5), (7, 5)])
-def test_completions_of_fewer_problems_and_samples_are_kept(
-    larger: tuple[int, int], tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_completions_of_fewer_problems_and_samples_are_kept(larger: tuple[int, int], here: Path) -> None:
     small = of_size(3, 2)
     large = of_size(*larger)
     run_job(small, Sampling(k=2, max_new_tokens=9), Canned)

@@ -187,10 +187,9 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
     ("a", "b", "same"),
     TABLES["same_model"],
 )
-def test_same_model(tmp_path: Path, monkeypatch: MonkeyPatch, a: str, b: str, same: bool) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_same_model(here: Path, a: str, b: str, same: bool) -> None:
     for name in ("base-1", "base-2"):
-        (tmp_path / "here" / "outputs" / "tiny" / name).mkdir(parents=True)
+        (here / "here" / "outputs" / "tiny" / name).mkdir(parents=True)
     assert same_model(a, b) is same
     assert same_model(b, a) is same
 

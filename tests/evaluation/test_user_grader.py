@@ -37,11 +37,10 @@ ROWS = [
 
 
 @fixture
-def mine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def mine(here: Path) -> Path:
     Path("grader.py").write_text(GRADER)
     write_lines(Path("mine.jsonl"), ROWS)
-    return tmp_path
+    return here
 
 
 def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:

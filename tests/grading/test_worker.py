@@ -28,8 +28,7 @@ def run_python(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_hostile_text_is_wrong_bounded_and_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_hostile_text_is_wrong_bounded_and_never_executed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 1.0)  # shorter than in production, to keep the test short
     compare.decide.cache_clear()
     for text in HOSTILE:
@@ -38,7 +37,7 @@ def test_hostile_text_is_wrong_bounded_and_never_executed(tmp_path: Path, monkey
         assert not equivalent(text, text + "+1"), text[:60]
         extract_answer(f"<answer>{text}</answer>")
         last_boxed(text)
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

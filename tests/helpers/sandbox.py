@@ -137,15 +137,14 @@ class Sandbox:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+def sandbox(here: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     """Train scripts and evaluate.py only record their calls, and figures are empty files."""
-    monkeypatch.chdir(tmp_path)
     for method in ("sft", "grpo", "gtpo"):
-        (tmp_path / f"train_{method}.py").write_text(TRAIN)
-    (tmp_path / "evaluate.py").write_text(EVALUATE)
+        (here / f"train_{method}.py").write_text(TRAIN)
+    (here / "evaluate.py").write_text(EVALUATE)
     monkeypatch.setattr("paper.runner.LIBRARIES", [])
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
-    return Sandbox(tmp_path, monkeypatch)
+    return Sandbox(here, monkeypatch)
 
 
 @pytest.fixture

@@ -255,11 +255,10 @@ def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypa
 
 @pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft"])
 def test_scripts_check_before_they_download(
-    script: str, machine: Machine, monkeypatch: MonkeyPatch, tmp_path: Path
+    script: str, machine: Machine, monkeypatch: MonkeyPatch, here: Path
 ) -> None:
     """Neither rows nor model are loaded, and nothing is written."""
     main = __import__(script).main
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--model", "llama", "--backend", "transformers"])
     settings = settings_of()
     settings.method = script.removeprefix("train_")

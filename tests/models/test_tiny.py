@@ -83,14 +83,11 @@ def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
 # ---- the tiny base ----
 
 
-def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(here: Path) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert TINY_BASE.name == recipe.directory_name()
     assert read_json(TINY_BASE / "tiny.json") == recipe.TINY
-    monkeypatch.chdir(tmp_path)
-    assert resolve_model("tiny") == str(TINY_BASE) and TINY_BASE.is_absolute() and list(tmp_path.iterdir()) == []
+    assert resolve_model("tiny") == str(TINY_BASE) and TINY_BASE.is_absolute() and list(here.iterdir()) == []
     model, tokenizer = load_base(str(TINY_BASE))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
     assert len(read_json(TINY_BASE / "losses.json")) == recipe.TINY["steps"]

@@ -330,16 +330,15 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
 
 @mark.slow
 def test_command_draws_what_the_runs_allow(
-    tmp_path: Path,
+    here: Path,
     run_figures: Callable[..., None],
     monkeypatch: MonkeyPatch,
     capsys: CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "outputs", "gtpo-g8", 1)
+    make_run(here / "outputs", "gtpo-g8", 1)
     run_figures()
     printed = capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "figures" / "tiny").glob("*.png")} == {
+    assert {path.name for path in (here / "figures" / "tiny").glob("*.png")} == {
         f"{name}.png" for name in MATRIX["figures"] if "gtpo-g8" in runs_of(MATRIX, [name], "tiny")
     }
     assert "figures/tiny/fig5b.png" in printed
@@ -349,7 +348,7 @@ def test_command_draws_what_the_runs_allow(
     printed = capsys.readouterr().out
     assert "No runs at paper scale" in printed and "no run of grpo-llama" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
-    assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
+    assert {path.name for path in (here / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
     kept = Path("other/tiny/fig5b.png").read_bytes()
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: path.write_text("half") / 0)
     for argv in (("fig5b", "--output", "other"), ("--runs", "outputs/gtpo-g8-s1", "--output", "other/tiny/fig5b.png")):

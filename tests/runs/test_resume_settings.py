@@ -161,16 +161,13 @@ def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) ->
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
-def test_a_reward_file_that_has_changed_is_said(
-    tmp_path: Path, caplog: LogCaptureFixture, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_reward_file_that_has_changed_is_said(here: Path, caplog: LogCaptureFixture) -> None:
     """It may be the repair of the error that stopped the run."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
+    (here / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
     flags = ("--reward", "format", "mine.py:f")
-    begin(tmp_path / "run", *flags)
-    resume(tmp_path / "run", *flags)
+    begin(here / "run", *flags)
+    resume(here / "run", *flags)
     assert "mine.py" not in caplog.text
-    (tmp_path / "mine.py").write_text("def f(completions, **_):\n    return [-1.0] * len(completions)\n")
-    assert resume(tmp_path / "run", *flags) == str(tmp_path / "run" / "checkpoint-5")
+    (here / "mine.py").write_text("def f(completions, **_):\n    return [-1.0] * len(completions)\n")
+    assert resume(here / "run", *flags) == str(here / "run" / "checkpoint-5")
     assert "another file of the reward mine.py:f" in caplog.text

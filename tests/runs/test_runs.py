@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.files import write_lines
 from helpers.refusals import refused
-from pytest import MonkeyPatch
 
 from gtpo.evaluation.targets import adapter_target
 from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of, resume_command, run_label
@@ -38,8 +37,7 @@ def test_the_command_that_resumes_a_run_can_be_pasted(
     assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
-def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_label_of_a_run_is_its_path_below_outputs(here: Path) -> None:
     assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
     assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
 
@@ -83,11 +81,8 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [adapter_target, existing_run])
-def test_a_mistyped_run_names_the_newest(
-    use: Callable[[str], object], tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs" / "a").mkdir(parents=True)
-    (tmp_path / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
+def test_a_mistyped_run_names_the_newest(use: Callable[[str], object], here: Path) -> None:
+    (here / "outputs" / "a").mkdir(parents=True)
+    (here / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
     with refused("outputs/nope is not a directory; the newest runs: outputs/a"):
         use("outputs/nope")

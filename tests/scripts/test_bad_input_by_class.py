@@ -116,17 +116,16 @@ def outcome(script: str, argv: list[str]) -> tuple[object, list[str]]:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("gtpo.runs.script._training", False)
     for name, content in (DATA | CODE | {name: text for name, (text, _) in SETTINGS.items()}).items():
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    tokenizer = save_untrained_tiny(tmp_path / "no_eos") / "tokenizer_config.json"
+        (here / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    tokenizer = save_untrained_tiny(here / "no_eos") / "tokenizer_config.json"
     write_json(tokenizer, read_json(tokenizer) | {"eos_token": None})
-    (tmp_path / "loop.csv").symlink_to("loop.csv")
-    before = sorted(tmp_path.rglob("*"))
+    (here / "loop.csv").symlink_to("loop.csv")
+    before = sorted(here.rglob("*"))
     wrong = {}
     for script, argv in COMMANDS[kind]:
         code, lines = outcome(script, argv)
@@ -139,8 +138,8 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
             wrong[json.dumps([script, *argv])] = code, last
     assert wrong == {}, json.dumps(wrong, indent=1)
     if kind == "training":
-        shutil.rmtree(tmp_path / "run")  # of those that are refused when the trainer is built; the next one takes it
-    assert sorted(tmp_path.rglob("*")) == before
+        shutil.rmtree(here / "run")  # of those that are refused when the trainer is built; the next one takes it
+    assert sorted(here.rglob("*")) == before
 
 
 def test_there_are_many_commands() -> None:

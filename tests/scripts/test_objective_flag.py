@@ -52,10 +52,9 @@ SGD = ["--optim", "sgd", "--max_grad_norm", "0", "--weight_decay", "0", "--lr_sc
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def mine(here: Path) -> Path:
+    (here / "mine.py").write_text(MINE)
+    return here
 
 
 def trained(run: Path) -> dict[str, torch.Tensor]:

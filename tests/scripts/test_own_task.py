@@ -56,13 +56,10 @@ def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     assert load_train(DataArguments(path), graded=False)["hint"][:] == ["b", None]
 
 
-def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_rewards.py").write_text(REWARD)
-    monkeypatch.chdir(tmp_path)
+def test_rewards_load_by_name_by_file_and_by_module(here: Path) -> None:
+    (here / "my_rewards.py").write_text(REWARD)
     columns = ["prompt", "answer", "limit"]
-    formatting, accuracy, by_file = load_rewards(
-        ["format", "accuracy", f"{tmp_path}/my_rewards.py:short"], KNOWN, columns
-    )
+    formatting, accuracy, by_file = load_rewards(["format", "accuracy", f"{here}/my_rewards.py:short"], KNOWN, columns)
     assert (formatting.function, accuracy.function) == (format_reward, accuracy_reward)
     (by_module,) = load_rewards(["my_rewards:short"], KNOWN, columns)
     for reward in (by_file, by_module):
@@ -71,11 +68,8 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["rewards", "json"])
-def test_a_module_in_the_working_directory_takes_precedence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / f"{name}.py").write_text(REWARD)
-    monkeypatch.chdir(tmp_path)
+def test_a_module_in_the_working_directory_takes_precedence(name: str, here: Path) -> None:
+    (here / f"{name}.py").write_text(REWARD)
     (reward,) = load_rewards([f"{name}:short"], KNOWN, ["prompt", "limit"])
     assert reward(["abc"], limit=[5]) == [1.0]
 

@@ -74,9 +74,8 @@ def test_the_command_of_a_run() -> None:
     assert found["--output_dir"] == "outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
 
 
-def test_a_setting_reaches_the_arms_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
     """A key of a user's Settings, of GTPO's, or of every arm under its short name; one of no arm is refused."""
-    monkeypatch.chdir(tmp_path)
     settings = "@dataclass\nclass Own:\n    power: float = 0.5\n\n"
     classes = "class Mine:\n    Settings = Own\n\nclass Plain:\n    Settings = object\n"
     Path("mine.py").write_text("from dataclasses import dataclass\n\n" + settings + classes)
@@ -102,11 +101,8 @@ def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
     ]
 
 
-def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(here: Path) -> None:
     """Of seeds 1 to 3 the second lacks an arm, and the third is here too, perhaps without its scores."""
-    monkeypatch.chdir(tmp_path)
     runs = {"grpo-0.3e-3": {seed: run(1) for seed in (1, 2, 3)}, "gtpo-0.3e-3": {seed: run(1) for seed in (1, 3)}}
     condense(results_of(runs), Path("results/mine/wrong-mode"), ["accuracy"])
     Path("outputs/study/mine/wrong-mode/gtpo-0.3e-3-s3").mkdir(parents=True)

@@ -79,10 +79,7 @@ def test_arguments_may_be_given_by_position(method: str, tiny: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
-def test_a_trainer_without_args_has_the_defaults(
-    method: str, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_trainer_without_args_has_the_defaults(method: str, tiny: Path, here: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)  # TRL's default
     trainer, config = CLASSES.get(method, (gtpo_trl.GTPOTrainer, gtpo_trl.GTPOConfig))
     found = trainer(str(tiny), worth, train_dataset=rows(1.0, 2.0))

@@ -250,17 +250,16 @@ class Hostile:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_no_code_of_a_checkpoint_is_executed(name: str, tracked: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_no_code_of_a_checkpoint_is_executed(name: str, tracked: Any, here: Path) -> None:
     trainer = tracked("gtpo", max_steps=1)
     trainer.train()
     trainer.args.max_steps = 2
-    checkpoint = tmp_path / "run" / "checkpoint-1"
+    checkpoint = here / "run" / "checkpoint-1"
     (checkpoint / name).write_bytes(pickle.dumps(Hostile()))
     write_manifest(checkpoint)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError):
         train(trainer, str(checkpoint))
-    assert not (tmp_path / "executed").exists() and trainer.state.global_step < 2
+    assert not (here / "executed").exists() and trainer.state.global_step < 2
 
 
 def test_a_checkpoint_needs_the_reference_adapter_too(tracked: Any, tmp_path: Path) -> None:
