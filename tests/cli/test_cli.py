@@ -14,6 +14,7 @@ import pytest
 import yaml
 from helpers.files import read_settings, tables_of, write_settings
 from helpers.refusals import refused
+from helpers.runs import fake_run, finish
 from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -458,12 +459,7 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(name: list[str], dataset
 
 def stored_run(path: Path, *argv: str, method: str = "gtpo") -> Path:
     """The config.yaml of a run with a checkpoint."""
-    path.mkdir(parents=True)
-    values = parsed("--output_dir", str(path), *argv, method=method).to_dict()
-    write_settings(path / "config.yaml", values)
-    (path / "checkpoint-1").mkdir()
-    (path / "checkpoint-1" / "files.json").write_text("{}")
-    return path
+    return fake_run(path, settings("--output_dir", str(path), *argv, method=method), steps=[1]).path
 
 
 def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(here: Path) -> None:
@@ -472,16 +468,13 @@ def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(here: Pa
     for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
         run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
         os.utime(run / "config.yaml", (1000 + age, 1000 + age))
-    (Path("outputs/a/checkpoint-1/files.json")).unlink()
-    (Path("outputs/a/adapter")).mkdir()
-    (Path("outputs/a/adapter/adapter_config.json")).write_text("{}")  # finished, without a checkpoint
-    (Path("outputs/crashed")).mkdir()
-    (Path("outputs/crashed/config.yaml")).write_text(Path("outputs/b/config.yaml").read_text())  # before a checkpoint
+    Path("outputs/a/checkpoint-1/files.json").unlink()
+    finish(Path("outputs/a/adapter"))  # without a checkpoint
+    fake_run(Path("outputs/crashed"), read_settings(Path("outputs/b/config.yaml")))  # before a checkpoint
     resumed = parsed("--resume")
     assert (str(resumed.output_dir), resumed.run.resume) == ("outputs/b", "outputs/b")
     assert resumed.trainer.learning_rate == 0.2  # with its settings
-    (Path("outputs/b/adapter")).mkdir()
-    (Path("outputs/b/adapter/adapter_config.json")).write_text("{}")
+    finish(Path("outputs/b/adapter"))
     assert str(parsed("--resume").output_dir) == "outputs/c"  # older, but unfinished
     shutil.rmtree("outputs/c")
     assert str(parsed("--resume").output_dir) == "outputs/b"

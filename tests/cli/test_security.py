@@ -9,14 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.files import write_json
+from helpers.runs import fake_run
 from helpers.scripts import run_process
 from trl import GRPOConfig
 
 from gtpo.cli.parse import parse
 from gtpo.errors import RunError, UsageError
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.directory import RunDirectory, command_of
+from gtpo.runs.directory import command_of
 from train_gtpo import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -68,10 +68,9 @@ def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
 
 
 def test_a_printed_command_is_quoted_and_names_code_and_where_the_run_sends_something(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "a b;touch PWNED;$(touch PWNED)")
-    run.path.mkdir()
     stored = {"model": "tiny", "gamma": 0.1, "reward": ["format", "my file.py:f"], "report_to": "none"}
-    write_json(run.config, stored | {"push_to_hub": True, "hub_model_id": "me/m"})
+    stored |= {"push_to_hub": True, "hub_model_id": "me/m"}
+    run = fake_run(tmp_path / "a b;touch PWNED;$(touch PWNED)", stored)
     sends = ["--push_to_hub", "true", "--hub_model_id", "me/m"]
     expected = ["python", "train_gtpo.py", "--config", str(run.config), *sends, "--reward", "format", "my file.py:f"]
     assert shlex.split(command_of(run, "--config", str(run.config))) == expected

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from helpers.files import write_json, write_lines
+from helpers.runs import fake_run, write_results
 
 from gtpo.runs.directory import RunDirectory
 from paper.figures import LABELS
@@ -24,17 +24,6 @@ def rows(steps: int, offset: float = 0.0) -> list[dict[str, Any]]:
     ]
 
 
-def write_metrics(directory: Path, logged: list[dict[str, Any]]) -> RunDirectory:
-    directory.mkdir(parents=True)
-    run = RunDirectory(directory)
-    write_lines(run.metrics, logged)
-    return run
-
-
-def write_run(directory: Path, steps: int = 3, offset: float = 0.0) -> str:
-    return str(write_metrics(directory, rows(steps, offset)).path)
-
-
 def value(run: str, seed: int, metric: str, x: int) -> float:
     """A number that no other run, seed, metric or position has; at 8 the order of the runs is reversed."""
     names = sorted({name for scale in SEEDS for name in runs_of(MATRIX, figure_names(MATRIX), scale)})
@@ -44,10 +33,8 @@ def value(run: str, seed: int, metric: str, x: int) -> float:
 
 def make_run(directory: Path, name: str, seed: int) -> None:
     logged = [metric for metric in LABELS if metric not in ("pass", "maj")]
-    write_metrics(
-        directory / f"{name}-s{seed}",
-        [{"step": step} | {metric: value(name, seed, metric, step) for metric in logged} for step in range(1, STEPS)],
-    )
+    rows = [{"step": step} | {metric: value(name, seed, metric, step) for metric in logged} for step in range(1, STEPS)]
+    fake_run(directory / f"{name}-s{seed}", rows=rows)
 
 
 def entry(directory: Path, name: str, seed: int, benchmark: str) -> dict[str, Any]:
@@ -65,6 +52,5 @@ def make_all(directory: Path, names: list[str], scale: str) -> list[Path]:
             make_run(directory, name, seed)
     benchmarks = MATRIX[scale]["evaluation"]
     entries = [entry(directory, name, seed, b) for name in names for seed in SEEDS[scale] for b in benchmarks]
-    (directory / "evaluation").mkdir()
-    write_json(directory / "evaluation" / "results.json", {"results": entries})
+    write_results(directory / "evaluation", *entries)
     return [directory]

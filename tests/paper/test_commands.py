@@ -4,11 +4,11 @@ import os
 import shlex
 from pathlib import Path
 
+from helpers.runs import checkpoint, fake_run, finish
 from helpers.scripts import run_process
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.runs.directory import RunDirectory
 from paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
 from paper.states import commands
 
@@ -49,13 +49,10 @@ def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) ->
 
 
 def test_a_line_resumes_an_interrupted_run_and_skips_a_finished_one(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / EXPERIMENTS[0].run.path)
-    run.path.mkdir(parents=True)
+    run = fake_run(tmp_path / EXPERIMENTS[0].run.path)
     assert called(LINES[:1], tmp_path) == [[*EXPERIMENTS[0].argv, "--overwrite", "true"]]
-    for step in (50, 100):
-        run.checkpoint(step).mkdir()
-    (run.checkpoint(50) / "files.json").write_text("{}")
+    checkpoint(run.path, 50)
+    run.checkpoint(100).mkdir()
     assert called(LINES[:1], tmp_path) == [[*EXPERIMENTS[0].argv, "--resume", str(EXPERIMENTS[0].run.path)]]
-    run.adapter.mkdir()
-    (run.adapter / "adapter_config.json").write_text("{}")
+    finish(run.adapter)
     assert called(LINES[:1], tmp_path) == []

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_runs import MATRIX, make_all, make_run, rows, value, write_run
+from fake_runs import MATRIX, make_all, make_run, rows, value
 from helpers.files import tables_of
 from helpers.refusals import refused
 from helpers.results import results_of
+from helpers.runs import fake_run
 from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
 from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
@@ -79,14 +80,14 @@ def test_runs_with_the_same_name_need_labels(
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
     monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda *a: seen.append(a) or plot_training(*a))
-    runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
+    logged = {"A": rows(3), "B": rows(3, offset=9.0)}
+    runs = [str(fake_run(tmp_path / label / "gtpo", rows=logged[label]).path) for label in logged]
     output = str(tmp_path / "curves.png")
     with refused("2 runs have the labels gtpo, gtpo: give each its own with --labels"):
         run_figures("--runs", *runs, "--output", output)
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B")
     (Path(runs[0]) / "config.yaml").write_text("{model: tiny, gamma: 0.0, entropy_filter: 'off'}")
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B", "--window", "2")
-    logged = {"A": rows(3), "B": rows(3, offset=9.0)}
     assert seen == [(logged, 10, {}), (logged, 2, {"A": "correction"})]
 
 

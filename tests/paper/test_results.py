@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_runs import entry, rows, write_run
-from helpers.files import read_json, tables_of, write_json, write_lines
+from fake_runs import entry, rows
+from helpers.files import tables_of
 from helpers.refusals import refused
 from helpers.results import files_up_to, results_of
+from helpers.runs import fake_run, write_results
 
 from gtpo.files import fingerprint
 from gtpo.runs.directory import RunDirectory
@@ -32,7 +33,7 @@ def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 
 def test_metrics_are_read_in_order_without_a_truncated_line(tmp_path: Path) -> None:
-    run = RunDirectory(write_run(tmp_path / "run"))
+    run = fake_run(tmp_path / "run", rows=rows(3))
     with run.metrics.open("a") as file:
         file.write('{"step": 4, "accur')
     assert run.read_metrics() == rows(3)
@@ -49,35 +50,33 @@ def test_empty_metrics_are_refused(content: str, tmp_path: Path) -> None:
 
 def test_newer_of_two_runs_with_the_same_name_is_read(tmp_path: Path) -> None:
     for age, directory in ((100, "old"), (50, "new")):
-        run = RunDirectory(write_run(tmp_path / directory / "gtpo-g8-s1", steps=2, offset=float(age)))
+        run = fake_run(tmp_path / directory / "gtpo-g8-s1", rows=rows(2, float(age)))
         os.utime(run.metrics, (1e9 - age, 1e9 - age))
     assert logged(read_results([tmp_path]))["gtpo-g8"] == {1: rows(2, 50.0)}
 
 
 def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path) -> None:
-    run = RunDirectory(write_run(tmp_path / "sft-llama-gsm8k-paper"))
-    run.config.write_text("seed: 3407\n")
+    fake_run(tmp_path / "sft-llama-gsm8k-paper", {"seed": 3407}, rows(3))
     assert read_results([tmp_path]).seeds("sft-llama-gsm8k") == [3407]
 
 
 def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The demo's run is called gtpo, as one of SmolLM2."""
-    run = RunDirectory(write_run(tmp_path / "gtpo"))
-    entry = {"adapter": str(run.adapter), "benchmark": "test", "label": "", "scores": {"pass": {"1": 5.0}}}
-    write_json(tmp_path / "results.json", {"results": [entry]})
+    run = fake_run(tmp_path / "gtpo", rows=rows(3))
+    evaluated(tmp_path, SEED_1 | {"adapter": str(run.adapter)})
     models = {"gtpo": "meta-llama/Llama-3.1-8B-Instruct"}
     for stored, is_read in (("seed: 1", True), ("model: tiny", False), ("model: llama", True)):
         run.config.write_text(f"{stored}\n")
         assert bool(read_results([tmp_path], models).seeds("gtpo")) == is_read
-        assert (not read_results([tmp_path], models).scored("gtpo", "test").empty) == is_read
+        assert (not read_results([tmp_path], models).scored("gtpo", "gsm8k").empty) == is_read
         assert (f"{run.path} is left out: it does not train meta-llama/" in caplog.text) != is_read
         caplog.clear()
         assert read_results([tmp_path], {"grpo": "qwen"}).seeds("gtpo")
 
 
 def test_run_that_has_not_logged_a_step_is_skipped(tmp_path: Path) -> None:
-    RunDirectory(write_run(tmp_path / "gtpo-g8-s1")).metrics.write_text('{"step": 1, "lo')
-    write_run(tmp_path / "gtpo-g8-s2")
+    fake_run(tmp_path / "gtpo-g8-s1").metrics.write_text('{"step": 1, "lo')
+    fake_run(tmp_path / "gtpo-g8-s2", rows=rows(3))
     assert read_results([tmp_path]).seeds("gtpo-g8") == [2]
 
 
@@ -98,25 +97,24 @@ def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_newer_of_two_evaluations_of_a_run_is_read(tmp_path: Path) -> None:
     for age, name, score in ((50, "a", 7.0), (100, "b", 3.0)):
-        (tmp_path / name).mkdir()
-        row = {"label": "x", "adapter": "runs/gtpo-g8-s1/adapter", "benchmark": "gsm8k"}
-        row |= {"scores": {"pass": {"1": score}}}
-        write_json(tmp_path / name / "results.json", {"results": [row]})
-        os.utime(tmp_path / name / "results.json", (1e9 - age, 1e9 - age))
-    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0}
+        evaluated(tmp_path / name, SEED_1 | {"score": score}, age=age)
+    assert pass_at_1(tmp_path) == {1: 7.0}
 
 
 def evaluated(directory: Path, *rows: dict[str, Any], age: int = 0) -> None:
     """One ``results.json``; a row is an entry with ``pass@1`` as ``score`` and settings besides the default ones."""
-    directory.mkdir(exist_ok=True)
     entries = []
     for row in rows:
-        named = {name: row[name] for name in ("adapter", "label", "problems") if name in row}
+        named = {name: row[name] for name in ("adapter", "label", "problems", "model") if name in row}
         settings = {"problems_hash": f"of {row['problems']}", "k": 8, "temperature": 1.0} | row.get("settings", {})
         scores = {"pass": {"1": row["score"]}}
         entries.append({"adapter": None, "benchmark": "gsm8k", "scores": scores, "settings": settings} | named)
-    write_json(directory / "results.json", {"results": entries})
-    os.utime(directory / "results.json", (1e9 - age, 1e9 - age))
+    write_results(directory, *entries, age=age)
+
+
+def pass_at_1(directory: Path) -> dict[int, float]:
+    """Of gtpo-g8 on GSM8K, by seed."""
+    return read_results([directory]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict()
 
 
 SEED_1 = {"adapter": "runs/gtpo-g8-s1/adapter", "label": "gtpo-g8-s1", "problems": 50, "score": 35.0}
@@ -133,19 +131,19 @@ def test_a_later_evaluation_of_other_problems_or_sampling_does_not_count(
     """Of a single run the one with more problems, samples and temperature counts; of two runs what both have."""
     evaluated(tmp_path / "all", SEED_1, SEED_2, age=100)
     evaluated(tmp_path / "look", SEED_1 | {"score": 1.0} | look, age=50)
-    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0, 2: 35.0}
+    assert pass_at_1(tmp_path) == {1: 35.0, 2: 35.0}
     left_out = "scores of gtpo-g8-s1 on gsm8k are left out: problems or sampling are not as in the others"
     assert caplog.messages == [left_out]
     if decides:
         evaluated(tmp_path / "all", SEED_1, age=100)
-        assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0}
+        assert pass_at_1(tmp_path) == {1: 35.0}
 
 
 def test_two_runs_with_a_smaller_evaluation_outvote_one_and_other_directories_have_their_own(tmp_path: Path) -> None:
     small = {"problems": 20, "score": 7.0}
     evaluated(tmp_path / "both", SEED_1 | small, SEED_2 | small)
     evaluated(tmp_path / "one", SEED_1)
-    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0, 2: 7.0}
+    assert pass_at_1(tmp_path) == {1: 7.0, 2: 7.0}
     evaluated(tmp_path / "scale", SEED_1 | {"adapter": "other/grpo-g8-s1/adapter"})
     assert read_results([tmp_path]).scored("grpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0}
 
@@ -178,10 +176,7 @@ def test_scores_of_an_adapter_that_was_trained_again_are_left_out(
         directory.mkdir(parents=True)
         (directory / "model.safetensors").write_text("first")
     settings = {"adapter": fingerprint(adapter), "model": fingerprint(base)}
-    evaluated(tmp_path / "ev", SEED_1 | {"adapter": str(adapter), "settings": settings})
-    path = tmp_path / "ev" / "results.json"
-    stored = read_json(path)
-    write_json(path, {"results": [entry | {"model": str(base)} for entry in stored["results"]]})
+    evaluated(tmp_path / "ev", SEED_1 | {"adapter": str(adapter), "settings": settings, "model": str(base)})
     for directory in (base, adapter):
         assert read_results([tmp_path]).names == {"gtpo-g8"} and not caplog.messages
         (directory / "model.safetensors").write_text("second")
@@ -199,9 +194,8 @@ def test_condensed_results_read_back(tmp_path: Path) -> None:
     score["per_problem"] = [{"id": "a", "n": 8, "c": 3}, {"id": "b", "n": 8, "c": 0}]
     greedy = score | {"scores": {"pass": {"1": 44.0}, "format": 9.0}, "settings": {"temperature": 0.0}}
     held_out = {"step": 2, "accuracy": 99.0, "eval_runtime": 1.0}
-    run = RunDirectory(write_run(tmp_path / "gtpo-g8-s1"))
-    write_lines(run.metrics, [steps[0] | {"kl": None}, steps[1], held_out])
-    write_json(tmp_path / "results.json", {"results": [score, greedy]})
+    fake_run(tmp_path / "gtpo-g8-s1", rows=[steps[0] | {"kl": None}, steps[1], held_out])
+    write_results(tmp_path, score, greedy)
     found = read_results([tmp_path])
     condense(Results.of({}, found.scores["entry"]), tmp_path / "merged", [])
     assert read_results([tmp_path / "merged"]).scored("gtpo-g8", "arithmetic_greedy")["pass@1"].tolist() == [44.0]

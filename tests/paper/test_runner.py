@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.refusals import refused
-from helpers.runs import checkpoint, finish, held
+from helpers.runs import fake_run, finish, held
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
@@ -43,13 +43,9 @@ def test_runs_are_trained_then_skipped_and_drawn(sandbox: Any, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any) -> None:
-    resumable, failed = (
-        RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1")
-        for name in ("gtpo-late-g8", "grpo-late-g8-beta0")
-    )
-    checkpoint(resumable.path, 150)
-    failed.path.mkdir(parents=True)
-    failed.config.write_text("")
+    runs = sandbox / "outputs/reproduce/tiny"
+    fake_run(runs / "gtpo-late-g8-s1", steps=[150])
+    fake_run(runs / "grpo-late-g8-beta0-s1", {"seed": 1})
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
     flags = {name: given for _, name, given in sandbox.calls()}
     assert flags["gtpo-late-g8-s1"] == ["--resume"] and flags["grpo-late-g8-beta0-s1"] == ["--overwrite"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.files import write_lines
 from helpers.refusals import refused
+from helpers.runs import fake_run
 
 from gtpo.evaluation.targets import adapter_target
 from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of, resume_command, run_label
@@ -15,8 +15,7 @@ from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of,
 
 def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 1}, {"step": 2}, {"step": 1, "eval_runtime": 0.1}, {"step": 1, "loss": 3}]
-    write_lines(RunDirectory(tmp_path).metrics, lines)
-    assert RunDirectory(tmp_path).read_metrics() == [lines[3], lines[1], lines[2]]
+    assert fake_run(tmp_path, rows=lines).read_metrics() == [lines[3], lines[1], lines[2]]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,6 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", [adapter_target, existing_run])
 def test_a_mistyped_run_names_the_newest(use: Callable[[str], object], here: Path) -> None:
-    (here / "outputs" / "a").mkdir(parents=True)
-    (here / "outputs" / "a" / "config.yaml").write_text("model: tiny\n")
+    fake_run(here / "outputs" / "a", {"model": "tiny"})
     with refused("outputs/nope is not a directory; the newest runs: outputs/a"):
         use("outputs/nope")

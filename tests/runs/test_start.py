@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from helpers.files import read_json, read_settings, tables_of
 from helpers.refusals import refused
-from helpers.runs import checkpoint
+from helpers.runs import checkpoint, fake_run
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 
@@ -122,13 +122,7 @@ def test_a_run_killed_at_its_start_is_started_again(written: int, flags: list[st
 
 def finished_run(path: Path) -> Path:
     start(path, "--max_steps", "10")
-    for step in (5, 10):
-        checkpoint(path, step)
-    (path / "adapter").mkdir()
-    (path / "adapter" / "adapter_config.json").write_text("{}")
-    (path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
-    (path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n')
-    return path
+    return fake_run(path, rows=[{"step": 5}, {"step": 10}], steps=(5, 10), saved=["adapter"]).path
 
 
 @pytest.mark.parametrize("operation", range(30))
@@ -249,17 +243,8 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     assert reloaded.resume is None and not reloaded.overwrite
 
 
-def run_with_checkpoint(path: Path, config: str) -> Path:
-    """A run directory with this config.yaml and a complete checkpoint-5."""
-    path.mkdir()
-    (path / "config.yaml").write_text(config)
-    (path / "environment.json").write_text("{}")
-    checkpoint(path, 5)
-    return path
-
-
 def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
+    run = fake_run(tmp_path / "run", {"gamma": 0.1}, steps=[5]).path
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
     with FileLock(run / "run.lock"), refused("in use"):
@@ -278,7 +263,7 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
 
 @pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
 def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
-    run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
+    run = fake_run(tmp_path / "run", {"model": stored}, steps=[5]).path
     settings = parsed("--output_dir", str(tmp_path / "other"))
     settings.trainer.output_dir = str(run)
     settings.run.resume = "auto"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.canned import trained_weights
 from helpers.files import read_json, tables_of, write_json
+from helpers.runs import fake_run
 from peft import PeftModel
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -108,9 +109,8 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
+    rows = [{"step": 1, "accuracy": 10.0}, {"step": 2, "accuracy": 50.0}]
+    write_json(fake_run(tmp_path, rows=rows, saved=["best"]).best / "best.json", {"accuracy": 30.0, "step": 2})
     run = fake_training(max_steps=100)
     run.state.global_step = 2
     run.call("on_train_begin")

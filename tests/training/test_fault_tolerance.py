@@ -22,6 +22,7 @@ from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, batch_of, canned_group, settings_of
 from helpers.files import read_json
+from helpers.runs import fake_run
 from helpers.scripts import ROOT, run_process
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -37,7 +38,7 @@ from trl import SFTConfig, SFTTrainer
 
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import checked_reward
-from gtpo.runs.directory import RunDirectory, damage, sorted_checkpoints, write_manifest
+from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import callbacks
 from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
@@ -51,9 +52,9 @@ def tracked(build: Any, tmp_path: Path) -> Any:
     """``tracked(method, name="run", **settings)``: a canned trainer with the callbacks of a run and its directory."""
 
     def tracked(method: str, name: str = "run", **settings: Any) -> Any:
-        (tmp_path / name).mkdir(exist_ok=True)
+        run = fake_run(tmp_path / name)
         trainer = build(method, name, save_strategy="steps", save_steps=1, **settings)
-        attach_callbacks(trainer, settings_of(trainer), RunDirectory(tmp_path / name))
+        attach_callbacks(trainer, settings_of(trainer), run)
         return trainer
 
     return tracked

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import math
 import random
 import re
@@ -20,7 +19,7 @@ from helpers import canned
 from helpers.canned import batch_of, trained_weights
 from helpers.files import read_json, tables_of, write_lines
 from helpers.refusals import refused
-from helpers.runs import checkpoint
+from helpers.runs import checkpoint, fake_run
 from helpers.scripts import ROOT
 from helpers.settings import parsed
 from transformers import TrainerState
@@ -321,12 +320,10 @@ def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept:
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:
     line = {"step": 2, "eval_reward": 1.0, "eval_runtime": 1.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    run = fake_run(tmp_path, rows=[line])
     arguments = SimpleNamespace(eval_on_start=True)
-    MetricsWriter(RunDirectory(tmp_path)).on_train_begin(
-        arguments, TrainerState(global_step=2, log_history=[line]), None
-    )
-    assert not arguments.eval_on_start and len(RunDirectory(tmp_path).read_metrics()) == 1
+    MetricsWriter(run).on_train_begin(arguments, TrainerState(global_step=2, log_history=[line]), None)
+    assert not arguments.eval_on_start and len(run.read_metrics()) == 1
     arguments.eval_on_start = True
     MetricsWriter(RunDirectory(tmp_path / "new")).on_train_begin(arguments, TrainerState(), None)
     assert arguments.eval_on_start

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.canned import settings_of
-from helpers.files import write_settings
-from helpers.runs import metrics_of
+from helpers.runs import fake_run, metrics_of
 from pytest import LogCaptureFixture
 from transformers import TrainerCallback
 
@@ -29,8 +28,7 @@ def plain(build: Any, tmp_path: Path) -> Any:
     """A trainer to which ``run`` adds the callbacks."""
 
     def plain(name: str = "", **settings: Any) -> Any:
-        (tmp_path / name).mkdir(exist_ok=True)
-        write_settings(tmp_path / name / "config.yaml", {"run_name": "a", "model": "m", "dataset": "d"})
+        fake_run(tmp_path / name, {"run_name": "a", "model": "m", "dataset": "d"})
         return build("gtpo", name, save_strategy="steps", **(ADAM | settings))
 
     return plain
