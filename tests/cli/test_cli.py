@@ -47,9 +47,8 @@ def config_file(directory: Path, text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_process_without_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
 
 
 # ---- precedence ----
@@ -64,8 +63,7 @@ def test_precedence_is_command_line_then_file_then_preset_then_default(tmp_path:
     assert got["top_p"] == GRPOConfig.top_p  # TRL's default
 
 
-def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, gpu: None) -> None:
     file = config_file(tmp_path, "model: llama\n")
     assert settings("--config", file, "--use_cpu", "true")["lora_rank"] == 128
     assert settings("--config", file, "--model", "qwen", "--use_cpu", "true")["lora_rank"] == 64
@@ -78,7 +76,7 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch
     TABLES["the_preset_of_a_model_without_a_gpu"],
 )
 @pytest.mark.parametrize("method", CLASSES)
-def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str, no_gpu: None) -> None:
+def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str) -> None:
     expected = CONFIGS / method / f"{preset}.yaml"
     assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
 
@@ -125,7 +123,7 @@ def test_the_tiny_model_with_unsloth_is_planned_for_the_gpu(method: str) -> None
     TABLES["micro_batches_on_a_cpu_fit_a_third_of_its_memory"],
 )
 def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
-    gib: int, flags: list[str], rows: int, parts: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+    gib: int, flags: list[str], rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.models.memory._host_memory", lambda: gib)
     got = settings("--model", "smol", *flags)
@@ -250,8 +248,7 @@ def test_a_step_takes_complete_groups_or_is_refused(
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_preset_parses_to_its_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+def test_preset_parses_to_its_values(path: Path, gpu: None) -> None:
     # use_cpu: without it, bf16 of the large presets is refused on a machine without a GPU.
     got = settings("--config", str(path), "--use_cpu", "true", method=path.parent.name)
     for key, value in read_yaml(path).items():
@@ -308,8 +305,7 @@ LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", CLASSES)
 @pytest.mark.parametrize("model", ["llama", "qwen"])
-def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+def test_large_presets_are_listing_1(method: str, model: str, gpu: None) -> None:
     got = settings("--model", model, "--use_cpu", "true", method=method)
     expected = LISTING_1 | LISTING_1_BY_MODEL[model] | LISTING_1_BY_METHOD[method]
     assert {key: got[key] for key in expected} == expected
@@ -337,9 +333,8 @@ def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
 
 @pytest.mark.parametrize(("bf16", "expected"), [(True, (True, False)), (False, (False, True))])
 def test_a_gpu_without_bfloat16_trains_in_float16(
-    bf16: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+    bf16: bool, expected: tuple[bool, bool], gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     start = cli.find_start("gtpo", {"model": "qwen"})
@@ -420,8 +415,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
             settings("--model", model, "--G", "8", "--dry_run", "false")
 
 
-def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+def test_colocated_vllm_gets_the_memory_share_and_length(gpu: None) -> None:
     got = settings("--model", "llama", "--use_cpu", "true")
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
     got = settings("--model", "llama", "--use_cpu", "true", "--vllm_gpu_memory_utilization", "0.2")

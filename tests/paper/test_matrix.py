@@ -12,7 +12,6 @@ from helpers.runs import checkpoint, finish, held
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
-import gtpo.cli.parse
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
@@ -65,9 +64,10 @@ def test_tiny_run_resolves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sft-qwen-math", "grpo-llama-gsm8k-g8-beta0.04", "gtpo-qwen-gsm8k-onlyneg0.7"])
-def test_paper_run_is_its_config_file_in_its_own_directory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_run_is_its_config_file_in_its_own_directory(
+    name: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(CONFIGS.parent)
-    monkeypatch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
     method = name.partition("-")[0]
     on_cpu = ["--use_cpu", "true", "--dry_run", "true"]
     flags = experiment(MATRIX, "paper", name, 5).argv[1:]
