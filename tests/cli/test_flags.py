@@ -44,14 +44,6 @@ def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> 
         check_flags("gtpo", spelled_out(argv), SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    TABLES["right_values_pass"],
-)
-def test_right_values_pass(argv: list[str]) -> None:
-    check_flags("gtpo", spelled_out(argv), SETTINGS)
-
-
 def test_beta_is_a_setting_of_grpo() -> None:
     check_flags("grpo", ["--beta", "0.04"], SETTINGS)
 
@@ -91,29 +83,21 @@ def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
         assert re.search(r"--learning_rate.*\n? *.*\[0.001\]", page.stdout) and "[150]" in page.stdout  # of the preset
 
 
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["--modle", "x"], "'model'"),
-    ],
-)
-def test_the_scripts_refuse_names_of_flags_before_torch_is_imported(
-    argv: list[str], named: str, tmp_path: Path
-) -> None:
+def test_the_scripts_refuse_names_of_flags_before_torch_is_imported(tmp_path: Path) -> None:
     code = """
 import json, sys
 import {script}
-sys.argv = ["{script}.py", *{argv}]
+sys.argv = ["{script}.py", "--modle", "x"]
 try:
     {script}.main()
 except ValueError as error:
     print(json.dumps([str(error), sorted({{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys())]))
 """
     for script in ("train_gtpo", "train_grpo", "train_sft"):
-        command = [sys.executable, "-c", code.format(script=script, argv=argv)]
+        command = [sys.executable, "-c", code.format(script=script)]
         ended = run_process(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         message, imported = json.loads(ended.stdout)
-        assert named in message and imported == []
+        assert "'model'" in message and imported == []
 
 
 def test_stop_on_collapse_needs_the_accuracy_reward() -> None:

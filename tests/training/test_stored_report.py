@@ -41,6 +41,12 @@ def run(tiny: Path, tmp_path_factory: TempPathFactory) -> Path:
     return directory
 
 
+@fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """The run, to be changed."""
+    return shutil.copytree(run, tmp_path / "run")
+
+
 def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, build: Any) -> None:
     rows = read_table(sorted((run / "completions").glob("*.parquet"))[0]).to_pylist()
     untrained = build("gtpo")
@@ -85,8 +91,7 @@ def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
     assert group.cut_off == [i % 3 == 0 for i in range(GROUP)]
 
 
-def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
+def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(copy: Path) -> None:
     for path in (copy / "completions").glob("*.parquet"):
         table = read_table(path)
         write_table(table.append_column("extracted", [[f"answer {i}" for i in range(len(table))]]), path)
@@ -106,8 +111,7 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert 'data-name="reward_parity"' in page  # the label of a value in the stacked table of a narrow page
 
 
-def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
+def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(copy: Path, tmp_path: Path) -> None:
     for step in (0, 5, 10, 15, 20):
         prompt = "2 < 3?"
         completion = [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
@@ -145,11 +149,8 @@ def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Pat
 
 
 @mark.parametrize("kind", ["truncated", "entropy missing"])
-def test_an_unreadable_table_is_skipped_with_a_warning(
-    kind: str, run: Path, tmp_path: Path, caplog: LogCaptureFixture
-) -> None:
+def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, caplog: LogCaptureFixture) -> None:
     """After a kill while it was written, or before compute_loss filled it in."""
-    copy = shutil.copytree(run, tmp_path / "run")
     last = max((copy / "completions").glob("*.parquet"))
     rows = read_table(last).to_pylist()
     if kind == "truncated":
@@ -159,9 +160,8 @@ def test_an_unreadable_table_is_skipped_with_a_warning(
     assert write_report(copy).read_text().count("A group of step ") == 1 and str(last) in caplog.text
 
 
-def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: Path) -> None:
+def test_missing_rewards_of_a_table_do_not_fail_the_report(copy: Path) -> None:
     """A reward that returns None for a row, and one that a resumed run added."""
-    copy = shutil.copytree(run, tmp_path / "run")
     for path in (copy / "completions").glob("*.parquet"):
         rows = read_table(path).to_pylist()
         rows[0]["reward_parity"] = None
@@ -173,9 +173,8 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
 
 
 @mark.parametrize("text", HOSTILE)
-def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path: Path) -> None:
+def test_nothing_that_reaches_the_page_is_markup(text: str, copy: Path) -> None:
     """Run name, model, data, every setting, reward names, and every text of a table of completions."""
-    copy = shutil.copytree(run, tmp_path / "run")
     config = read_settings(copy / "config.yaml")
     config |= dict.fromkeys(("run_name", "model", "dataset", "reward", text), text)
     write_settings(copy / "config.yaml", config)
@@ -214,8 +213,7 @@ class Document(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
+def test_the_page_has_settings_problems_scores_and_the_initial_entropy(copy: Path) -> None:
     page = write_report(copy).read_text()
     assert "<td>num_generations</td><td><code>12</code>" in page
     settings = read_settings(copy / "config.yaml")
