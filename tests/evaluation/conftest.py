@@ -3,12 +3,14 @@
 import os
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from helpers.files import write_lines
-from pytest import TempPathFactory, fixture
+from helpers.scripts import Command
+from pytest import MonkeyPatch, TempPathFactory, fixture
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.load import load_benchmark
@@ -44,6 +46,18 @@ def outputs(adapters: list[Path], here: Path) -> Path:
     shutil.copytree(adapters[1], directory / "unfinished" / "checkpoint-50")
     shutil.copytree(adapters[1], directory / "unfinished" / "adapter.tmp")
     return directory
+
+
+@fixture
+def run_evaluate(monkeypatch: MonkeyPatch) -> Command:
+    """``run_evaluate(*argv)``: evaluate.py with a command line."""
+    import evaluate
+
+    def run(*argv: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
+        evaluate.main()
+
+    return run
 
 
 ANSWER = "<reasoning>\nso\n</reasoning>\n<answer>\n{}\n</answer>"

@@ -11,19 +11,13 @@ from pathlib import Path
 
 from helpers.files import read_json
 from helpers.refusals import refused
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, Command
 from pytest import CaptureFixture, MonkeyPatch, approx, fail, mark
 
-import evaluate
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.storage import read_completions
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
-
-
-def run(monkeypatch: MonkeyPatch, *argv: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
-    evaluate.main()
 
 
 def results(directory: Path) -> list[dict]:
@@ -34,10 +28,10 @@ SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_token
 
 
 @mark.slow
-def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], here: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], here: Path, run_evaluate: Command) -> None:
     """kill -9 after some lines, and in the middle of one: completions and results are those without a kill."""
     argv = [str(value) for value in (*SMALL, "--runs", adapters[0], "--output_dir")]
-    run(monkeypatch, *argv, "uninterrupted")
+    run_evaluate(*argv, "uninterrupted")
     [expected] = Path("uninterrupted").glob("*/arithmetic.jsonl")
     resumed = Path("killed") / expected.relative_to("uninterrupted")
     with subprocess.Popen([sys.executable, str(ROOT / "evaluate.py"), *argv, "killed"]) as child:
@@ -48,7 +42,7 @@ def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], here: Path, mo
     assert resumed.read_bytes().count(b"\n") < 41 and not (Path("killed") / "results.json").exists()
     with resumed.open("ab") as file:
         file.write(b'{"id": "arithmetic/9", "sample"')
-    run(monkeypatch, *argv, "killed")
+    run_evaluate(*argv, "killed")
     assert resumed.read_bytes().split(b"\n")[1:] == expected.read_bytes().split(b"\n")[1:]
     [entry] = results(Path("killed"))
     [other] = results(Path("uninterrupted"))
@@ -58,9 +52,14 @@ def test_a_kill_changes_nothing(tiny: Path, adapters: list[Path], here: Path, mo
 
 
 def test_base_and_adapters_side_by_side(
-    outputs: Path, adapters: list[Path], tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    outputs: Path,
+    adapters: list[Path],
+    tiny: Path,
+    run_evaluate: Command,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
 ) -> None:
-    run(monkeypatch, *SMALL, "--runs", "base", "outputs/older", "outputs/older/best")
+    run_evaluate(*SMALL, "--runs", "base", "outputs/older", "outputs/older/best")
     directory = Path("outputs/evaluation")
     entries = {entry["label"]: entry for entry in results(directory)}
     assert list(entries) == [f"base-{tiny.name}", "older", "older-best"]
@@ -79,28 +78,28 @@ def test_base_and_adapters_side_by_side(
         assert different > 20  # of 40, with the same seeds
 
     # An adapter alone gives the same completions as beside the others.
-    run(monkeypatch, *SMALL, "--runs", "outputs/older", "--output_dir", "alone")
+    run_evaluate(*SMALL, "--runs", "outputs/older", "--output_dir", "alone")
     alone = Path("alone") / "older" / "arithmetic.jsonl"
     assert read_completions(alone)[1] == read_completions(directory / "older" / "arithmetic.jsonl")[1]
 
     # Stored completions are not sampled again; the table has the rows in the order of the flags.
     capsys.readouterr()
     monkeypatch.setattr(SAMPLER, lambda *_: fail("the model was loaded again"))
-    run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
+    run_evaluate(*SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     labels = ["older", f"base-{tiny.name}"]
     assert [line[0] for line in lines if line and line[0] in labels][:2] == labels
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
     with refused("adapter"):  # another one, before a model is loaded
-        run(monkeypatch, *SMALL, "--runs", "outputs/older")
+        run_evaluate(*SMALL, "--runs", "outputs/older")
 
 
 def test_shards_complete_what_is_stored_and_overwrite_samples_again(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    tiny: Path, tmp_path: Path, run_evaluate: Command, monkeypatch: MonkeyPatch
 ) -> None:
     """An interrupted evaluation is split, then split in another way; what no shard has, the merge samples."""
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
-    run(monkeypatch, *argv)
+    run_evaluate(*argv)
     path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     [expected] = results(tmp_path)
@@ -109,46 +108,50 @@ def test_shards_complete_what_is_stored_and_overwrite_samples_again(
     bar = "gtpo.runs.bars.CompletionBar.count_completions"
     monkeypatch.setattr(bar, lambda self, rows: sampled.append(len(rows)))
     for shard, new in (("1/2", 15), ("1/2", 0), ("2/4", 7)):  # batches 0, 2, ... and 1, 5, 9, 13 without the first 3
-        run(monkeypatch, *argv, "--shard", shard)
+        run_evaluate(*argv, "--shard", shard)
         assert sum(sampled) == new, shard
         sampled.clear()
-    run(monkeypatch, *argv)
+    run_evaluate(*argv)
     assert sum(sampled) == 40 - 9 - 15 - 7
     assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
     assert results(tmp_path)[0]["scores"] == expected["scores"]
     assert {found.name for found in path.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
-    run(monkeypatch, *argv, "--seed", 1, "--overwrite")
+    run_evaluate(*argv, "--seed", 1, "--overwrite")
     head, rows = read_completions(path)
     assert (head.settings["seed"], len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
 
 
 def test_regrade_grades_stored_completions_without_a_model(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: MonkeyPatch
+    store: Callable[..., Path],
+    texts_by_hand: dict[str, list[str]],
+    tmp_path: Path,
+    run_evaluate: Command,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(SAMPLER, lambda *_: fail("a model was loaded"))
     path = store(texts_by_hand)
     store(texts_by_hand, "other")
-    run(monkeypatch, "--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
+    run_evaluate("--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
     assert [entry["label"] for entry in results(tmp_path)] == ["other", "run"]
     assert results(tmp_path)[1]["scores"]["pass"]["4"] == approx(200 / 3, abs=1e-5)
     wrong = texts_by_hand["arithmetic/2"][1]
     gold = load_benchmark("arithmetic")[2].gold
     right = wrong.replace(str(int(gold) + 1), gold)
     path.write_text(path.read_text().replace(json.dumps(wrong), json.dumps(right)))
-    run(monkeypatch, "--regrade", "--output_dir", tmp_path)
+    run_evaluate("--regrade", "--output_dir", tmp_path)
     assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == approx([200 / 3, 100.0], abs=1e-5)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with refused("11 of 12"):
-        run(monkeypatch, "--regrade", "--output_dir", tmp_path)
+        run_evaluate("--regrade", "--output_dir", tmp_path)
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
-    tiny: Path, here: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    tiny: Path, here: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')
     argv = ["--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out", "--limit", 2]
     columns = ["--prompt_column", "task", "--answer_column", "gold"]
-    run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
+    run_evaluate(*argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
     assert {entry["benchmark"] for entry in results(Path("out"))} == {"arithmetic", "mine"}
     assert "Rows dropped: 1 without a readable gold answer" in capsys.readouterr().out
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
@@ -164,11 +167,11 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     path = next(Path("out").glob("*/mine.jsonl"))
     path.write_text(path.read_text().replace('"completion": "', '"completion": "<answer>5</answer>'))
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",5\n')
-    run(monkeypatch, "--regrade", "--output_dir", "out")
+    run_evaluate("--regrade", "--output_dir", "out")
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
     Path("mine.csv").write_text("task,gold\nAnother?,2\n")
     with refused("different problems"):
-        run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
+        run_evaluate("--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
     with refused("other settings"):
-        run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")
+        run_evaluate(*argv, *columns, "--benchmarks", "mine.csv")

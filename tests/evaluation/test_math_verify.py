@@ -1,14 +1,12 @@
 """``--grader math_verify``: the verdicts of math-verify alone, from the flag to the scores and the table."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from helpers.files import read_lines, tables_of
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, Command
 from pytest import CaptureFixture, MonkeyPatch, mark
 
-import evaluate
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
@@ -64,15 +62,13 @@ def test_the_problems_are_those_of_our_grader(here: Path) -> None:
 
 
 def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
-    store: Callable[..., Path], tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    store: Callable[..., Path], tmp_path: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     gold = load_benchmark("arithmetic")[0].gold
     answers = (gold, f"{gold} dollars", f"2x = {gold}", "-1")
     store({"arithmetic/0": [f"<answer>{answer}</answer>" for answer in answers]})
-    argv = ["evaluate.py", "--regrade", "--output_dir", str(tmp_path)]
     for more, correct in ((["--grader", "math_verify"], "1010"), ([], "1100")):
-        monkeypatch.setattr(sys, "argv", [*argv, *more])
-        evaluate.main()
+        run_evaluate("--regrade", "--output_dir", tmp_path, *more)
         (entry,) = read_entries(tmp_path / "results.json")
         assert entry.per_problem[0].correct == correct and ("pass_lenient" in entry.scores) == (not more)
         assert entry.graded_by["grader"] == (more[1] if more else None)

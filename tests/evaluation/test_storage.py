@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 from helpers.files import read_json
 from helpers.refusals import refused
 from helpers.results import files_up_to
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, Command
 from pytest import CaptureFixture, MonkeyPatch, mark, raises
 from transformers import AutoTokenizer
 
-import evaluate
 from gtpo.arguments import ModelArguments, PromptArguments
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
@@ -162,22 +160,20 @@ STORED = ROOT / "tests" / "stored" / "evaluation_of_eada378"
 
 
 def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_continued(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    tmp_path: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     """Its key ``judge`` of the source is read as ``grader``; its (n, c) are those of the strict verdicts."""
     directory = shutil.copytree(STORED, tmp_path / "evaluation")
     path = directory / "gtpo-s3" / "arithmetic.jsonl"
     assert '"judge"' in path.read_text()
     (before,) = read_entries(directory / "results.json")
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--regrade", "--output_dir", str(directory)])
-    evaluate.main()
+    run_evaluate("--regrade", "--output_dir", directory)
     (after,) = read_entries(directory / "results.json")
     assert replace(after, graded_by={}) == replace(before, graded_by={})
     assert "judge" not in read_json(directory / "results.json")["results"][0]["data"]
     assert all((p.n, p.c) == (2, p.correct.count("1")) for p in after.per_problem)
     capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", str(directory), str(STORED / "gtpo-s3")])
-    evaluate.main()
+    run_evaluate("--compare", directory, STORED / "gtpo-s3")
     scores = [line for line in capsys.readouterr().out.splitlines() if "pass@1 " in line and "lenient" not in line]
     assert all(any(value in line for line in scores) for value in ("+0.0", "0 / 0 / 2"))
     with open_completions(path, read_head(path), load_benchmark("arithmetic")[:2]) as file:

@@ -1,13 +1,12 @@
 """A function of the user as the grader, from the flags to the scores."""
 
-import sys
 from pathlib import Path
 
 from helpers.files import read_json, write_lines
 from helpers.refusals import refused
-from pytest import MonkeyPatch, fixture, raises
+from helpers.scripts import Command
+from pytest import fixture, raises
 
-import evaluate
 from gtpo.data.load import Problem
 from gtpo.errors import RunError
 from gtpo.evaluation.arguments import EvaluationArguments
@@ -58,21 +57,19 @@ def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     assert later(problems[0], [], ["x", "y"]) == [True, False]
 
 
-def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, monkeypatch: MonkeyPatch) -> None:
+def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, run_evaluate: Command) -> None:
     Path("mine.jsonl").write_text('{"prompt": "Write one."}\n')  # without a column that it needs
     argv = ["--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", "grader.py:runs"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
     with refused("grader"):
-        evaluate.main()
+        run_evaluate(*argv)
     for name in ("nothing", "unknown"):
         with raises(RunError, match=f"grader.py:{name} returned"):
             load_user_grader(f"grader.py:{name}", [])(Problem("mine/0", "?", ""), [], ["x"])
 
 
-def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: MonkeyPatch) -> None:
+def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, run_evaluate: Command) -> None:
     def run(*argv: object) -> dict:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
-        evaluate.main()
+        run_evaluate(*argv)
         return read_json(Path("out/results.json"))["results"][0]
 
     argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out"]

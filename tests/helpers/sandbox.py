@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scripts import Command
 
 import reproduce
 from study import __main__ as study
@@ -148,7 +149,7 @@ def sandbox(here: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
 
 
 @pytest.fixture
-def run_figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def run_figures(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_figures(*argv)``: figures.py with a command line."""
     import figures
 

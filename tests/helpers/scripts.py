@@ -61,6 +61,7 @@ class Ended(NamedTuple):
 
 
 RunScript = Callable[..., Ended]
+Command = Callable[..., None]  # the main function of a script, with a command line
 
 
 def user_environment() -> dict[str, str]:

@@ -4,7 +4,6 @@ import csv
 import math
 import re
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from helpers.files import tables_of
 from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.runs import fake_run
+from helpers.scripts import Command
 from pytest import CaptureFixture, MonkeyPatch, approx, mark, raises
 
 from gtpo.reports.curves import LINE_WIDTH, PANELS, panels_of, plot_training
@@ -74,9 +74,7 @@ def test_step_without_a_metric_is_skipped() -> None:
 # figures.py --runs
 
 
-def test_runs_with_the_same_name_need_labels(
-    tmp_path: Path, run_figures: Callable[..., None], monkeypatch: MonkeyPatch
-) -> None:
+def test_runs_with_the_same_name_need_labels(tmp_path: Path, run_figures: Command, monkeypatch: MonkeyPatch) -> None:
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
     monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda *a: seen.append(a) or plot_training(*a))
@@ -332,7 +330,7 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
 @mark.slow
 def test_command_draws_what_the_runs_allow(
     here: Path,
-    run_figures: Callable[..., None],
+    run_figures: Command,
     monkeypatch: MonkeyPatch,
     capsys: CaptureFixture[str],
 ) -> None:
