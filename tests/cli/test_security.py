@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.runs import fake_run
-from helpers.scripts import run_process
+from helpers.scripts import ROOT, run_process
 from trl import GRPOConfig
 
 from gtpo.cli.parse import parse
@@ -19,7 +19,6 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import command_of
 from train_gtpo import SETTINGS
 
-ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from helpers.files import read_json, read_lines
+from helpers.scripts import ROOT
 from pytest import MonkeyPatch, fixture, mark
 
-ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "demo.py"
 RECORD = """
 import json, os, pathlib, sys

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.scripts import ROOT
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

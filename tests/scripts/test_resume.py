@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import metrics_of
+from helpers.scripts import ROOT
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("GTPO_KILLS", 2))
 STEPS = int(os.environ.get("GTPO_STEPS", 12))
 HELD_OUT = ["--eval_rows", "3", "--eval_steps", "3"]  # at other steps than the checkpoints, and at the same

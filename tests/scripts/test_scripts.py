@@ -16,14 +16,13 @@ import torch
 from helpers.files import read_json, read_settings
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
-from helpers.scripts import RunScript
+from helpers.scripts import ROOT, RunScript
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import format_reward
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--lora_rank", "4")
 
 ANSWER = "<reasoning>\\n3 + 4 = 7\\n</reasoning>\\n<answer>\\n7\\n</answer>"
