@@ -5,12 +5,11 @@ A verdict is by the 95 % interval of the mean margin over the seeds, paired by s
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
@@ -25,13 +24,12 @@ from study.rendering import render
 SCALES = {"conflict_push": 1000}  # units per unit of the metric
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
 FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing
+NUMBERS = ("mean", "difference", "half_width", "value", "threshold")  # of a row, rounded
 SMALL, NOT_COUNTED = "no large difference", "not counted"
 Sides = tuple[float, float]
-Works = tuple[list[Experiment], list[Evaluation]]
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """``more`` is above ``less``; either can be a threshold.
 
     Attributes:
@@ -46,7 +44,7 @@ class Claim:
     name: str
     claim: str
     unit: str
-    pairs: tuple[tuple[Measure, Measure], ...]
+    pairs: Sequence[tuple[Measure, Measure]]
     allowed: float = 0.0
     not_counted: str = ""
 
@@ -63,9 +61,7 @@ class Claim:
     @property
     def compares_runs(self) -> bool:
         """Whether it is about a difference between runs; the other claims are about a threshold."""
-        if self.allowed:
-            return False
-        return all(side.runs for side in chain(*self.pairs))
+        return not self.allowed and all(side.runs for side in chain(*self.pairs))
 
     def sides(self, runs: SeedRuns) -> Sides:
         """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
@@ -87,24 +83,9 @@ def read_claims(file: str = "claims.yaml") -> dict[str, list[Claim]]:
     return claims
 
 
-def _claim(name: str, claim: str, unit: str, more: Any, less: Any, **options: Any) -> Claim:
-    pairs = tuple(zip(_sides(more), _sides(less), strict=True))
-    return Claim(name, claim, unit, pairs, **options)
-
-
-def _sides(value: Any) -> list[Measure]:
-    """Thresholds and measures, one or a list, such as ``{late: accuracy, of: [gtpo]}``."""
-    found = []
-    for side in value if isinstance(value, list) else [value]:
-        if not isinstance(side, dict):
-            found.append(Measure(threshold=float(side)))
-            continue
-        [kind] = side.keys() - {"of"}
-        name, of = side[kind], kind
-        if "@" in kind:
-            name, of = of, name
-        found.append(Measure(name, of, tuple(side["of"])))
-    return found
+def _claim(more: Any, less: Any, **options: Any) -> Claim:
+    pairs = [(Measure(**above), Measure(**below)) for above, below in zip(more, less, strict=True)]
+    return Claim(pairs=pairs, **options)
 
 
 # Verdicts
@@ -134,9 +115,7 @@ def verdict(margins: Sequence[float], size: float | None) -> str:
 
 def is_small(found: Interval | None, size: float | None) -> bool:
     """Whether an interval is within the size of a small difference."""
-    if found is None or size is None:
-        return False
-    return max(-found.low, found.high) < size
+    return bool(found and size and max(-found.low, found.high) < size)
 
 
 def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
@@ -170,34 +149,29 @@ def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
         "is_small": is_small(found, size),
         "verdict": NOT_COUNTED if found and why else verdict(values, size),
         "why": why,
+        **dict.fromkeys(NUMBERS),
     }
     for name, number in _numbers(claim, sides, found).items():
-        row[name] = number if number is None else round(number, 4)
+        row[name] = round(number, 4)
     return row
 
 
 def _numbers(claim: Claim, sides: Sequence[Sides], found: Interval | None) -> Row:
-    numbers: Row = dict.fromkeys(("mean", "difference", "half_width", "value", "threshold"))
+    numbers = {}
     if found:
-        numbers["mean"] = found.mean
-        numbers["difference"] = found.mean - claim.allowed
-        numbers["half_width"] = found.half_width
+        numbers = {"mean": found.mean, "difference": found.mean - claim.allowed, "half_width": found.half_width}
     more, less = claim.pairs[0]
     if sides and not (more.runs and less.runs):
-        means = [*map(fmean, zip(*sides, strict=True))]
-        if not more.runs:
-            means.reverse()
-        numbers["value"], numbers["threshold"] = means
+        names = ("value", "threshold") if more.runs else ("threshold", "value")
+        numbers |= zip(names, map(fmean, zip(*sides, strict=True)), strict=True)
     return numbers
 
 
 def _floor(claim: Claim, sides: Sequence[Sides]) -> str:
     """Whether both sides are accuracies at the floor."""
-    for measure in claim.measures:
-        if measure.name != "accuracy" and not measure.benchmark:
-            return ""
+    are_accuracies = all(measure.name == "accuracy" or measure.benchmark for measure in claim.measures)
     means = map(fmean, zip(*sides, strict=True))
-    if max(means) < FLOOR:
+    if are_accuracies and max(means) < FLOOR:
         return f"both below {FLOOR:g} %"
     return ""
 
@@ -230,28 +204,25 @@ def find_claims(names: Words) -> list[Claim]:
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
-def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> Works:
+def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
-    names = dict.fromkeys(chain(*(claim.runs for claim in claims)))
-    scored = set()  # runs and the benchmarks of their scores
+    benchmarks: dict[str, set[str]] = {}  # run -> those of its scores
     for measure in chain(*(claim.measures for claim in claims)):
-        if measure.benchmark:
-            scored |= {(run.removesuffix("@best"), measure.benchmark) for run in measure.runs}
+        for run in measure.runs:
+            of_run = benchmarks.setdefault(run.removesuffix("@best"), set())
+            if measure.benchmark:
+                of_run.add(measure.benchmark)
     experiments = []
     needed = []
-    for seed, name in product(dict.fromkeys(seeds), names):
+    for seed, name in product(dict.fromkeys(seeds), benchmarks):
         work = experiment(matrix, "tiny", name, seed)
         experiments.append(work)
-        for run, benchmark in sorted(scored):
-            if run == name:
-                needed.append((work, benchmark))
+        needed += [(work, benchmark) for benchmark in sorted(benchmarks[name])]
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 
 def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seeds) -> str:
     """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
-    rows = []
-    for claim in claims:
-        row = check(claim, results, seeds, matrix["tiny"]["window"])
-        rows.append({**row, "allowed": claim.allowed})
-    return render("claims.txt", {"rows": rows})
+    window = matrix["tiny"]["window"]
+    rows = [check(claim, results, seeds, window) for claim in claims]
+    return render("claims.txt", {"claims": claims, "rows": rows})
