@@ -73,16 +73,12 @@ def comparison_of(flags: Flags) -> Comparison:
     """A comparison by its name in study/experiments.yaml, or of the other flags."""
     directory = flags.output_dir and Path(flags.output_dir)
     keys = read_experiments()["defaults"]
-    given = {}
-    for key, value in vars(flags).items():
-        if value and key in keys:
-            given[key] = value
+    given = {key: value for key, value in vars(flags).items() if value and key in keys}
     if not flags.name:
         given["set"] = settings_of(given.get("set", ()))
         return Comparison("", given, directory)
     for key in given.keys() - {"seeds"}:
-        planned = f"{flags.name} is planned in study/experiments.yaml; only --seeds may be given."
-        raise UsageError(f"--{key}: {planned}")
+        raise UsageError(f"--{key}: {flags.name} is planned in study/experiments.yaml; only --seeds may be given.")
     return known_comparison(flags.name, directory)
 
 
@@ -130,7 +126,8 @@ COMMANDS = {"page": page, "mechanism": mechanism, "claim": claim}
 def main() -> None:
     flags = parser().parse_args()
     failures = COMMANDS.get(flags.command, compare)(flags)
-    print(*failures, sep="\n", end="\n" if failures else "")
+    for failure in failures:
+        print(failure)
     sys.exit(1 if failures else 0)
 
 

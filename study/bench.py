@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.arguments import GTPOArguments, fields_of, name_of
 from gtpo.cli.flags import annotations_of
@@ -17,7 +16,7 @@ from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
-from study import SETTINGS, Row, Seeds, Values, Words
+from study import SETTINGS, Rates, Row, Seeds, Values, Words
 from study.comparison import rate_rows
 
 RESULTS = Path("results")
@@ -30,8 +29,7 @@ def read_experiments() -> Row:
     return read_yaml(Path(__file__).with_name("experiments.yaml"))
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     """An objective with its settings.
 
     Attributes:
@@ -61,8 +59,7 @@ class Arm:
         return key in getattr(kind.Settings, "__dataclass_fields__", ())
 
 
-@dataclass(frozen=True)
-class Base:
+class Base(NamedTuple):
     """A model that every arm starts from.
 
     Attributes:
@@ -94,7 +91,7 @@ class Comparison(SimpleNamespace):
             seeds ``rate_seeds``.
         set: Settings of every arm that has them, over those of base and arm; ``settings_of``: by arm.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
-        labels: Name in a table -> measure.
+        measures: The planned ones of the primary differences first.
         window: Steps of the trailing mean.
         directory: Of the runs, and of page and figure.
         repeats: Whether runs that are stored in results/ are made again, in a directory that was named.
@@ -114,7 +111,7 @@ class Comparison(SimpleNamespace):
         is_chosen_on_them = {*self.seeds} & {*self.rate_seeds}
         if len(self.rates) > 1 and is_chosen_on_them:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.settings_of: dict[str, Row] = {}
+        self.settings_of: Row = {}
         unknown = {*self.set}
         for arm in self.arms:
             own = {key: value for key, value in self.set.items() if arm.has(key)}
@@ -122,11 +119,8 @@ class Comparison(SimpleNamespace):
             unknown -= own.keys()
         for key in unknown:
             raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
-        measures = spec["measures"]
-        is_named = isinstance(measures, dict)
-        self.labels = measures if is_named else dict(zip(measures, measures, strict=True))
-        planned = [row["measure"] for row in self.primary]
-        every = dict.fromkeys([*planned, *self.labels.values()])
+        self.planned = [row["measure"] for row in self.primary]
+        every = dict.fromkeys([*self.planned, *spec["measures"]])
         self.measures = [*every]
         sixth = max(1, self.steps // 6)
         self.window = spec["window"] or min(50, sixth)
@@ -149,12 +143,17 @@ class Comparison(SimpleNamespace):
         """A training run: train_grpo.py or train_gtpo.py with the metrics of :mod:`study.train`."""
         name = arm.run_name(rate)
         path = self.place(base) / f"{name}-s{seed}"
-        settings = {**base.settings, **arm.settings}
-        settings["adam_beta1"], settings["adam_beta2"] = self.betas
-        settings["learning_rate"] = rate
-        settings["max_steps"] = self.steps
-        settings["save_steps"] = max(1, self.steps // 2)
-        settings |= self.settings_of[arm.name]
+        beta1, beta2 = self.betas
+        settings = {
+            **base.settings,
+            **arm.settings,
+            "adam_beta1": beta1,
+            "adam_beta2": beta2,
+            "learning_rate": rate,
+            "max_steps": self.steps,
+            "save_steps": max(1, self.steps // 2),
+            **self.settings_of[arm.name],
+        }
         words = [word.replace("{method}", arm.method) for word in to_argv(settings)]
         module = ("-m", "study.train") if base.with_measures else ()
         words += to_argv({"seed": seed, "output_dir": str(path)})
@@ -173,8 +172,14 @@ class Comparison(SimpleNamespace):
         place = self.place(base)
         for suffix, k, temperature in (("", 4, 1.0), (GREEDY, 1, 0.0)):
             directory = place / f"evaluation{suffix}"
-            sampling = {"benchmarks": base.benchmark, "k": k, "temperature": temperature, "limit": base.problems}
-            sampling |= {"max_new_tokens": base.max_new_tokens, "output_dir": str(directory)}
+            sampling = {
+                "benchmarks": base.benchmark,
+                "k": k,
+                "temperature": temperature,
+                "limit": base.problems,
+                "max_new_tokens": base.max_new_tokens,
+                "output_dir": str(directory),
+            }
             flags = tuple(to_argv(sampling))
             log = place / "logs" / f"evaluate{suffix}.log"
             samples = k * base.problems * (len(runs) + 1)  # and the base
@@ -184,23 +189,21 @@ class Comparison(SimpleNamespace):
             found.append(Evaluation(model, name, "last", tuple(runs), flags, directory, log, cost))
         return found
 
-    def rate_names(self, arm: Arm) -> dict[str, str]:
+    def rate_names(self, arm: Arm) -> Rates:
         """Name of an arm's runs -> its rate."""
         return {arm.run_name(rate): rate for rate in self.rates}
 
-    def chosen_rates(self, results: Results) -> dict[str, str]:
+    def chosen_rates(self, results: Results) -> Rates:
         """Arm -> its rate; of several the best one, once all of its runs are there."""
         if len(self.rates) == 1:
             return {arm.name: self.rates[0] for arm in self.arms}
         found = {}
         for arm in self.arms:
             names = self.rate_names(arm)
-            accuracies = {}
-            for name, row in rate_rows(results, names, self.rate_seeds).items():
-                if row["seeds"] == len(self.rate_seeds):
-                    accuracies[name], _ = row["accuracy"]
-            if len(accuracies) == len(names):
-                best = max(accuracies, key=accuracies.__getitem__)
+            rows = rate_rows(results, names, self.rate_seeds)
+            seeds = [row["seeds"] for row in rows.values()]
+            if seeds == [len(self.rate_seeds)] * len(names):
+                best = max(rows, key=lambda name: rows[name]["accuracy"][0])
                 found[arm.name] = names[best]
         return found
 
@@ -213,7 +216,7 @@ def known_comparison(name: str, directory: Path | None = None) -> Comparison:
     return Comparison(name, pick("comparison", name, known_comparisons()), directory)
 
 
-def known_comparisons() -> dict[str, Values]:
+def known_comparisons() -> Row:
     """Name -> keys of the comparisons of study/experiments.yaml, without families that only admit rates."""
     experiments = read_experiments()
     every = experiments["comparisons"] | experiments["families"] | experiments["real"]
@@ -246,13 +249,8 @@ def settings_of_all() -> set[str]:
 def bases_of(spec: Values) -> list[Base]:
     """The bases of a comparison, by their names in study/experiments.yaml."""
     known = read_experiments()["bases"]
-    found = []
-    for word in spec["base"]:
-        of_word = {**pick("base", word, known)}
-        for key in ("benchmark", "problems"):
-            of_word[key] = spec[key] or of_word[key]
-        found.append(Base(word, **of_word))
-    return found
+    given = {key: spec[key] for key in ("benchmark", "problems") if spec[key]}
+    return [Base(word, **{**pick("base", word, known), **given}) for word in spec["base"]]
 
 
 def pick(kind: str, word: str, known: Values) -> Any:

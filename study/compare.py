@@ -21,7 +21,7 @@ from paper.figures import LABELS, WIDTH, plot_curves
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, Run, read_results
 from paper.runner import run_all
-from study import Row, Seeds, Values, Words
+from study import Rates, Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison
 from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     base: Base
     results: Results
     origins: Values
-    rates: Mapping[str, str]
+    rates: Rates
 
     def name(self, arm: Arm) -> str:
         """The name of an arm's runs."""
@@ -64,9 +64,7 @@ def found_of(comparison: Comparison, base: Base) -> Found:
     stored = comparison.stored(base)
     place = comparison.place(base)
     results = read_results([stored, place])
-    names: set[str] = set()
-    for arm in comparison.arms:
-        names.update(comparison.rate_names(arm))
+    names = {arm.run_name(rate) for arm, rate in product(comparison.arms, comparison.rates)}
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
         name, _, _ = label.rpartition("-s")
@@ -105,8 +103,9 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
 
     A seed of which all runs are stored in results/ is left out, unless ``--output_dir`` names a place to repeat it.
     """
-    works = Works([], [], 0)
-    stored = 0
+    runs = []
+    evaluations = []
+    needed = 0
     for base in comparison.bases:
         rates = found_of(comparison, base).rates
         compared = []
@@ -117,23 +116,18 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
             else:
                 choosing += comparison.runs(base, arm, comparison.rates, comparison.rate_seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
+        needed += len(compared) + len(choosing)
         left = _left(compared, condensed)
-        chosen = _left(choosing, condensed)
-        works.runs.extend([*left, *chosen])
+        runs += [*left, *_left(choosing, condensed)]
         if left:
-            works.evaluations.extend(comparison.evaluations(base, left))
-        stored += len(compared) - len(left)
-        stored += len(choosing) - len(chosen)
-    works.runs.sort(key=attrgetter("seed"))
-    return works._replace(stored=stored)
+            evaluations += comparison.evaluations(base, left)
+    runs.sort(key=attrgetter("seed"))
+    return Works(runs, evaluations, needed - len(runs))
 
 
 def _left(runs: Sequence[Experiment], condensed: Collection[Run]) -> list[Experiment]:
     """The runs of the seeds of which a run is not stored, or is also here, perhaps without its scores."""
-    seeds = set()
-    for run in runs:
-        if (run.name, run.seed) not in condensed or run.run.path.exists():
-            seeds.add(run.seed)
+    seeds = {run.seed for run in runs if (run.name, run.seed) not in condensed or run.run.path.exists()}
     return [run for run in runs if run.seed in seeds]
 
 
@@ -157,7 +151,7 @@ def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
             if file.endswith(".py"):
                 words.append(hashlib.sha256(Path(file).read_bytes()).hexdigest())
         place = run.run.path
-        before: list[str] = stored.get(place.as_posix(), words)
+        before: Words = stored.get(place.as_posix(), words)
         if place.exists() and before != words:
             other = " ".join((Counter(before) - Counter(words)).elements())
             raise UsageError(f"{place} was made with other settings ({other}): name another --output_dir.")
@@ -216,8 +210,8 @@ def table_of(comparison: Comparison, found: Found) -> Row:
     for arm in comparison.arms[1:]:
         pair = found.pair(comparison, arm)
         measures = {name: pair.row(name) for name in comparison.measures}
-        counts = {"seeds": len(pair.seeds), "mixed": pair.mixed}
-        rows.append({"arm": arm, **counts, "lost": pair.lost(has_fallen), "measures": measures})
+        lost = pair.lost(has_fallen)
+        rows.append({"arm": arm, "seeds": len(pair.seeds), "mixed": pair.mixed, "lost": lost, "measures": measures})
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
 
 
@@ -259,8 +253,6 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
         "revisions": revisions,
         "machines": len(machines),
         "plan": plan_state(comparison, revisions),
-        "plan_path": comparison.results / PLAN,
-        "figure": FIGURE,
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_figure(comparison, every, directory / FIGURE)
@@ -286,7 +278,6 @@ def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> 
             axis.set(xlabel="training step", ylabel=LABELS[metric])
             for arm in comparison.arms:
                 curves = found.results.smoothed(found.name(arm), metric, comparison.window)
-                style = {"color": arm.color, "linewidth": 1.6}
-                plot_curves(axis, arm.label, curves, style)
+                plot_curves(axis, arm.label, curves, {"color": arm.color, "linewidth": 1.6})
     add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
     write_atomically(path, partial(figure.savefig, dpi=100, format="png"))

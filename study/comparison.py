@@ -41,29 +41,21 @@ class Pair(NamedTuple):
 
     def differences(self, measure: str) -> dict[int, float]:
         """Seed -> the difference in a measure."""
-        found = {}
-        for seed, (first, second) in self.values(measure).items():
-            found[seed] = second - first
-        return found
+        return {seed: second - first for seed, (first, second) in self.values(measure).items()}
 
     def row(self, measure: str) -> Row:
         """What :func:`compare` says of a measure, and the means of both arms."""
-        values = self.values(measure).values()
-        columns = zip(*values, strict=True)
+        columns = zip(*self.values(measure).values(), strict=True)
         differences = [*self.differences(measure).values()]
         return compare(differences) | {"means": [rounded(fmean(column)) for column in columns]}
 
     def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
-        runs = self.runs()
-        lost = []
-        for name in self.names:
-            lost.append([is_lost(each, name) for each in runs])
-        first, second = map(sum, lost)
-        return {"grpo": first, "gtpo": second, "p": mcnemar_p(*lost)}  # the arms of most pages
+        first, second = [[is_lost(runs, name) for runs in self.runs()] for name in self.names]
+        return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
 
 
-def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str, Row]:
+def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:
     """Run -> means of the last quarter over the seeds that choose a rate, with intervals, and how many there are."""
     rows = {}
     for name in names:
@@ -72,19 +64,27 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> dict[str,
             continue
         row: Row = {}
         for key in MEANS:
-            curves = [results.curve(name, seed, key) for seed in found]
-            ends = [Curve(curve).late() for curve in curves]
+            ends = [Curve(results.curve(name, seed, key)).late() for seed in found]
             row[key] = mean_of(ends)
         rows[name] = row | {"seeds": len(found)}
     return rows
 
 
+def rounded_mean(values: Sequence[float]) -> list[float | None]:
+    """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
+    return [*map(rounded, mean_of(values))]
+
+
 def compare(differences: Sequence[float]) -> Row:
     """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)
-    above = sum(difference > 0 for difference in differences)
-    row = {"seeds": len(differences), "mean": mean, "half_width": half_width, "p": sign_flip_p(differences)}
-    return row | {"above": above}
+    return {
+        "seeds": len(differences),
+        "mean": mean,
+        "half_width": half_width,
+        "p": sign_flip_p(differences),
+        "above": sum(difference > 0 for difference in differences),
+    }
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:
@@ -122,6 +122,5 @@ def add_holm(rows: Sequence[Row]) -> None:
     by_p = sorted(rows, key=lambda row: row["p"])
     left = len(rows)
     for row in by_p:
-        highest = max(highest, left * row["p"])
-        row["holm"] = highest = min(1.0, highest)
+        row["holm"] = highest = min(1.0, max(highest, left * row["p"]))
         left -= 1

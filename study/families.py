@@ -4,7 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from paper.results import Results
-from study import Row, Values, Words
+from study import Row, Values
 from study.bench import Comparison, read_experiments
 from study.compare import Found
 from study.comparison import add_holm, rate_rows
@@ -53,12 +53,13 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
         that are compared; ``seeds`` of them, ``mixed`` pairs that are left out, ``planned``; ``rows`` by name in the
         table; the seeds ``lost``; the ``command``.
     """
-    spec = read_experiments()["families"][title]
+    experiments = read_experiments()
+    spec = experiments["families"][title]
     comparison = Comparison(title, spec)
     rule = Rule(**spec["rule"])
     chosen = comparison.chosen_rates(results)
     found = Found(comparison.bases[0], results, origins, chosen)
-    rates: dict[str, Row] = {}
+    rates: Row = {}
     for arm in comparison.arms if len(comparison.rates) > 1 else ():
         rates |= rate_rows(results, comparison.rate_names(arm), comparison.rate_seeds)
     values = {
@@ -69,36 +70,33 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
         "rows": {},
         "lost": {},
         "command": f"python -m study compare {shlex.quote(title)}",
-        "admission": admission(results, comparison.window, rule, spec.get("admission", ())),
+        "admission": admission(results, comparison, rule),
         "planned": len(comparison.seeds),
     }
     if len(chosen) < 2:
         return values
     pair = found.pair(comparison, comparison.arms[1])
-    planned = [row["measure"] for row in comparison.primary]
     rows = {}
-    for label, text in comparison.labels.items():
-        rows[label] = {**pair.row(text), "primary": text in planned}
+    for measure in spec["measures"]:
+        label = experiments["measures"][measure]
+        rows[label] = {**pair.row(measure), "primary": measure in comparison.planned}
     add_holm([row for row in rows.values() if row["primary"]])
     lost = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
     return values | {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows, "lost": lost}
 
 
-def admission(results: Results, window: int, rule: Rule, names: Words) -> dict[str, Row]:
+def admission(results: Results, comparison: Comparison, rule: Rule) -> Row:
     """Run of GRPO -> its seeds of ``ADMISSION``, how many learn and are lost, and whether the rule admits it."""
     rows = {}
-    for name in names:
+    for name in comparison.admission:
         seeds = [seed for seed in results.seeds(name) if seed in ADMISSION]
-        runs = [SeedRuns(results, seed, window) for seed in seeds]
+        runs = [SeedRuns(results, seed, comparison.window) for seed in seeds]
         learns = sum(rule.learns(run, name) for run in runs)
         lost = sum(rule.is_lost(run, name) for run in runs)
         row: Row = {"seeds": seeds, "learns": learns, "lost": lost}
         row["admitted"] = learns >= rule.learn and lost >= rule.lose
         for key, statistic, digits in (("accuracy", "late", 1), ("formatting", "late", 1), ("entropy", "rise", 3)):
-            row[key] = []
-            for run in runs:
-                value = run.curve(name, key).of(statistic)
-                row[key].append(round(value, digits))
+            row[key] = [round(run.curve(name, key).of(statistic), digits) for run in runs]
         if seeds:
             rows[name] = row
     return rows

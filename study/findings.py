@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gtpo.files import read_yaml
-from paper.results import Results
+from paper.results import Results, Run
 from study import Row
 from study.bench import numbers_of
 from study.compare import slope_row
@@ -25,7 +25,8 @@ def findings(found: Mapping[str, Results]) -> Row:
     specs = read_yaml(Path(__file__).with_name("findings.yaml"))
     rows: Row = {"counts": {}}
     for name, spec in specs["counts"].items():
-        rows["counts"][name] = _count(found, **spec)
+        results = found[spec.pop("scale")]
+        rows["counts"][name] = len(runs_within(results, **spec))
     for name, spec in specs["pairs"].items():
         rows[name] = []
         for pair in spec["pairs"]:
@@ -44,16 +45,15 @@ def _pair(found: Mapping[str, Results], scale: str, spec: Row) -> Pair:
     return Pair(found[scale], spec["arms"], seeds, WINDOW)
 
 
-def _count(found: Mapping[str, Results], scale: str, runs: str, window: int, **bounds: Sequence[float]) -> int:
-    """How many runs, of which ``runs`` matches the label, have each measure within bounds, the upper one excluded."""
-    results = found[scale]
-    number = 0
+def runs_within(results: Results, runs: str, window: int, **bounds: Sequence[float]) -> list[Run]:
+    """The runs, of which ``runs`` matches the label, with each measure within bounds, the upper one excluded."""
+    found = []
     for name, seed in results.runs:
         if re.fullmatch(runs, f"{name}-s{seed}"):
             of_run = SeedRuns(results, seed, window)
-            is_within = True
-            for measure, (low, high) in bounds.items():
-                value = measure_of(measure, name).value(of_run)
-                is_within &= low <= value < high
-            number += is_within
-    return number
+            are_within = [
+                low <= measure_of(measure, name).value(of_run) < high for measure, (low, high) in bounds.items()
+            ]
+            if all(are_within):
+                found.append((name, seed))
+    return found

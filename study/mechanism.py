@@ -11,12 +11,10 @@ from typing import NamedTuple
 from pandas import json_normalize
 
 from gtpo.errors import UsageError
-from paper.figures import mean_of
 from paper.matrix import RUNS, Experiment
-from rewards import rewards_in
 from study import Row, Words
 from study.bench import Comparison, read_experiments
-from study.measures import rounded
+from study.comparison import rounded_mean
 from study.storage import complete_lines
 
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
@@ -49,8 +47,7 @@ def policies_of(only: Words = ("",)) -> list[Policy]:
         if any(part in name for part in only):
             model, *_ = name.split()
             comparison = Comparison(model, spec["comparison"])
-            base, arm = comparison.bases[0], comparison.arms[0]
-            run = comparison.run(base, arm, comparison.rates[0], comparison.seeds[0])
+            run, *_ = comparison.runs(comparison.bases[0], comparison.arms[0], comparison.rates, comparison.seeds)
             found.append(Policy(name, run, spec["step"], spec["groups"]))
     if not found:
         raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {', '.join(known)}.")
@@ -65,7 +62,7 @@ def measure(policy: Policy) -> None:
     if policy.step:
         checkpoint = policy.run.run.checkpoint(policy.step)
     flags = policy.run.argv[3:]  # of -m study.train train_grpo.py
-    make = partial(one_step_of, flags, checkpoint, rewards_in)
+    make = partial(one_step_of, flags, checkpoint)
     write_effects(make, policy.path, policy.groups)
 
 
@@ -88,11 +85,9 @@ def summarize(lines: Sequence[Row]) -> Row:
             continue
         changes = effects[column].dropna()
         over_grpo = (changes - effects[f"GRPO|{target}"]).dropna()
-        row = {"objective": objective, "target": target, "number": len(changes)}
-        of_objective = mean_of(changes.tolist())
-        row["mean"], row["half_width"] = map(rounded, of_objective)
-        minus_grpo = mean_of(over_grpo.tolist())
-        row["minus_grpo"] = [*map(rounded, minus_grpo)]
+        row: Row = {"objective": objective, "target": target, "number": len(changes)}
+        row["mean"], row["half_width"] = rounded_mean(changes.tolist())
+        row["minus_grpo"] = rounded_mean(over_grpo.tolist())
         rows.append(row)
     rewards = {}
     for name in lines[0]:
@@ -101,7 +96,7 @@ def summarize(lines: Sequence[Row]) -> Row:
     return {"groups": len(lines), "informative": len(informative), "rewards": rewards, "rows": rows}
 
 
-def store_mechanism() -> dict[str, Row]:
+def store_mechanism() -> Row:
     """Copy what is measured to results/mechanism/; policy -> :func:`summarize`, empty if nothing is measured."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for path in MEASURED.glob("*.jsonl"):
@@ -109,12 +104,10 @@ def store_mechanism() -> dict[str, Row]:
     return summaries_in(DIRECTORY)
 
 
-def summaries_in(directory: Path) -> dict[str, Row]:
+def summaries_in(directory: Path) -> Row:
     """Policy -> :func:`summarize` of its stored groups, the bases first."""
-    stems = [path.stem for path in directory.glob("*.jsonl")]
-    stems.sort(key=lambda stem: ("base" not in stem, len(stem), stem))
     found = {}
-    for stem in stems:
-        lines = complete_lines(directory / f"{stem}.jsonl")
-        found[stem] = summarize([*map(json.loads, lines)])
-    return found
+    for path in directory.glob("*.jsonl"):
+        lines = complete_lines(path)
+        found[path.stem] = summarize([*map(json.loads, lines)])
+    return dict(sorted(found.items(), key=lambda item: ("base" not in item[0], len(item[0]), item[0])))

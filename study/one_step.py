@@ -6,7 +6,7 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import compress
 from pathlib import Path
@@ -29,6 +29,7 @@ from gtpo.prompts import PromptFormat
 from gtpo.training.batch import padded_batch
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
+from rewards import rewards_in
 from study import SETTINGS, Row, Words
 from study.storage import complete_lines
 from study.tags import inside, tag_spans
@@ -85,15 +86,13 @@ class OneStep:
         trainer.model.train()
         prompts, *_ = trainer._tokenize_prompts(others["prompt"])
         torch.manual_seed(0)
-        self.parts = [*self._solutions(prompts, others["solution"])]
-        self.parts += self._own(prompts)
+        self.parts = [*self._solutions(prompts, others["solution"]), *self._own(prompts)]
         self.counts: Counter[str] = Counter()
-        self.directions: Batch = {}
+        self.directions: Any = defaultdict(int)
         for part in self.parts:
             logps, _ = trainer._logps_and_entropy(trainer.model, part)
             for name in part.keys() & TARGETS:
-                gradient = self._gradient(logps[part[name]].sum())
-                self.directions[name] = self.directions.get(name, 0) + gradient
+                self.directions[name] += self._gradient(logps[part[name]].sum())
                 self.counts[name] += int(part[name].sum())
         for name, count in self.counts.items():
             self.directions[name] /= count
@@ -106,8 +105,7 @@ class OneStep:
         trainer = self.trainer
         size = trainer.num_generations
         torch.manual_seed(number)
-        prompt = self.prompts[number % len(self.prompts)]
-        row = trainer.train_dataset[prompt]
+        row = trainer.train_dataset[self.prompts[number % len(self.prompts)]]
         with torch.no_grad():
             batch = trainer._generate_and_score_completions([row] * size)
         facts: Row = {"group": number, "effects": {}}
@@ -125,9 +123,8 @@ class OneStep:
             update = self._gradient(-loss)
             if update.any():
                 update /= update.norm()
-                changes = facts["effects"][name] = {}
-                for target, direction in self.directions.items():
-                    changes[target] = float(update @ direction)
+                changes = {target: float(update @ direction) for target, direction in self.directions.items()}
+                facts["effects"][name] = changes
         return facts
 
     def _gradient(self, value: Tensor) -> Tensor:
@@ -170,13 +167,12 @@ class OneStep:
             yield batch, tag_spans(tokenizer, ids, valid, self.format.tags)
 
 
-def one_step_of(words: Words, checkpoint: Path | None, rewards_in: Callable[..., Any]) -> OneStep:
+def one_step_of(words: Words, checkpoint: Path | None) -> OneStep:
     """The effects of the policy of a run of train_grpo.py, with its rewards, prompts and sampling, and the filter on.
 
     Args:
         words: The flags of the run.
         checkpoint: Directory of the adapter; None: the untrained one.
-        rewards_in: The paper's rewards in a prompt format.
     """
     settings = parse("grpo", (*SETTINGS, GRPOConfig), words)
     prompt_format = settings.prompt.format

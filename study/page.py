@@ -8,14 +8,15 @@ Every number comes from results/, the condensed runs; the templates have the tex
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
 from pandas import concat
 
 from gtpo.files import write_atomically
-from paper.figures import draw_all, mean_of
+from paper.figures import draw_all
 from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
 from paper.results import METRICS_FILE, Results, read_results
 from study import Row, Seeds, Values
@@ -23,8 +24,9 @@ from study.bench import Comparison, known_comparison, known_comparisons, read_ex
 from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
 from study.compare import every_found, write_figure
 from study.compare import write_page as write_comparison_page
+from study.comparison import rounded_mean
 from study.families import family_values
-from study.findings import findings
+from study.findings import findings, runs_within
 from study.measures import Curve, rounded
 from study.mechanism import store_mechanism
 from study.rendering import render
@@ -32,6 +34,7 @@ from study.storage import read_origins, store
 
 PLACES = {name: Path("results") / path for name, path in read_experiments()["places"].items()}  # of condensed runs
 LOSES = 20.0  # points below an earlier value
+STABLE = r"(?!.*-late-.*-s\d+$|sft-s\d+$).*"  # runs of reinforcement learning at the stable rate
 FINDINGS = "found.template.md"  # for README.md
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
 PAGES = {  # template -> page
@@ -58,26 +61,20 @@ def summarize(
     seeds = seeds_of_all(matrix, "tiny")
     results = found["tiny"]
     names = select_figures(matrix, ["all"], "tiny")
-    drawn = []
-    for name in names:
-        runs = runs_of(matrix, [name], "tiny")
-        if not results.names.isdisjoint(runs):
-            drawn.append(name)
-    of_families = {}
+    families = {}
     for title, family in read_experiments()["families"].items():
         place = family["results"]
-        of_place = origins.get(place, {})
-        of_families[title] = family_values(title, found[place], of_place)
+        families[title] = family_values(title, found[place], origins.get(place, {}))
     return {
         "settings": {"seeds": seeds, "base": spec["base"], "late": spec["late"]},
         "sizes": SIZES,
         **claim_values(results, seeds, spec["window"]),
         "mechanism": mechanism,
-        "families": of_families,
+        "families": families,
         "smol": smol_values(found["smol_comparison"]),
         "findings": findings(found),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
-        "drawn": drawn,
+        "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
         "greedy": scores_of(found["collapse"]),
         "stable": _formatting_lost(results, spec["window"]),
@@ -88,9 +85,7 @@ def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
     """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
     claims: list[Row] = []
     for figure, of_figure in read_claims().items():
-        for claim in of_figure:
-            row = check(claim, results, seeds, window)
-            claims.append({"figure": figure, **row})
+        claims += [{"figure": figure, **check(claim, results, seeds, window)} for claim in of_figure]
     by_verdict = Counter(claim["verdict"] for claim in claims)
     compared = [claim for claim in claims if claim["size"] and not claim["why"]]
     held = [claim for claim in claims if claim["verdict"] == "holds"]
@@ -111,12 +106,10 @@ def smol_values(results: Results) -> Row:
         runs[name] = {"seeds": seeds}
         for metric in ("formatting", "accuracy"):
             curves = [Curve(results.curve(name, seed, metric)) for seed in seeds]
-            first = _pair([curve.first_third() for curve in curves])
-            last = _pair([curve.last_third() for curve in curves])
-            runs[name][metric] = [first, last]
-    seeds = comparison.seeds
+            thirds = ([curve.of(third) for curve in curves] for third in ("first_third", "last_third"))
+            runs[name][metric] = [*map(rounded_mean, thirds)]
     of_smol = read_claims("smol_claims.yaml")["smol"]
-    claims = [check(claim, results, seeds, comparison.window) for claim in of_smol]
+    claims = [check(claim, results, comparison.seeds, comparison.window) for claim in of_smol]
     filtered = [results.curve("gtpo", seed, "filtered_fraction") for seed in results.seeds("gtpo")]
     share = 100 * float(concat(filtered).mean()) if filtered else None
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": rounded(share)}
@@ -127,31 +120,18 @@ def scores_of(results: Results) -> Row:
     rows: Row = {}
     table = results.scores.filter(regex="^(pass|maj)(_lenient)?@|^format$")
     for (name, benchmark), scored in table.groupby(["run", "benchmark"]):
-        pairs = {}
-        for score, values in scored.dropna(axis=1, how="all").items():
-            pairs[score] = _pair(values.dropna().tolist())
+        columns = scored.dropna(axis=1, how="all").items()
+        pairs = {score: rounded_mean(values.dropna().tolist()) for score, values in columns}
         rows.setdefault(name, {})[benchmark] = pairs
     return rows
 
 
 def _formatting_lost(results: Results, window: int) -> Row:
     """How many runs of reinforcement learning at the stable rate there are, and which lose ``LOSES`` of formatting."""
-    runs = 0
-    lost = []
-    for name, seed in results.runs:
-        if "-late-" in name or name == "sft":
-            continue
-        runs += 1
-        formatting = Curve(results.curve(name, seed, "formatting"), window)
-        if formatting.largest_loss() >= LOSES:
-            lost.append(f"{name}, seed {seed}")
-    of_grpo = sum(run.startswith("grpo") for run in lost)
-    return {"runs": runs, "of_grpo": of_grpo, "lost": lost}
-
-
-def _pair(values: Sequence[float]) -> list[float | None]:
-    """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
-    return [*map(rounded, mean_of(values))]
+    every = runs_within(results, STABLE, window)
+    lost = runs_within(results, STABLE, window, **{"formatting largest_loss": (LOSES, inf)})
+    of_grpo = sum(name.startswith("grpo") for name, _ in lost)
+    return {"runs": len(every), "of_grpo": of_grpo, "lost": [f"{name}, seed {seed}" for name, seed in lost]}
 
 
 def page_of(summary: Values, template: str) -> str:

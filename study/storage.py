@@ -21,10 +21,7 @@ def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Wo
 
     Revision and machine of each run are stored too. ``with_base``: also the scores of the base.
     """
-    new = {}
-    for run in runs:
-        if run.is_finished:
-            new[run.name, run.seed] = run.label
+    new = {(run.name, run.seed): run.label for run in runs if run.is_finished}
     if not new:
         return
     stored = read_results([directory])
@@ -37,9 +34,7 @@ def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Wo
             rows[key] = table.reset_index()
     condense(Results.of(rows, entries), directory, metrics)
     origins = read_origins(directory)
-    for label, origin in origins_in(source).items():
-        if label in new.values():
-            origins[label] = origin
+    origins |= {label: origin for label, origin in origins_in(source).items() if label in new.values()}
     write_atomically(directory / ORIGINS, json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
@@ -68,8 +63,7 @@ def origins_in(directory: Path) -> Row:
     found = {}
     for path in sorted(directory.glob("*/environment.json")):
         environment = read_json(path)
-        origin = [environment.get(key) for key in ORIGIN_KEYS]
-        found[path.parent.name] = origin
+        found[path.parent.name] = [environment.get(key) for key in ORIGIN_KEYS]
     return found
 
 

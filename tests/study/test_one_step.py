@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gtpo.prompts import TAGS
 from gtpo.runs.directory import to_argv
-from rewards import rewards_in
 from study.one_step import TARGETS, OneStep, losses, one_step_of, write_effects
 
 LENGTHS = (2, 4, 5)
@@ -51,7 +50,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The shipped tiny base with a LoRA adapter whose B is not 0, and groups of four."""
     flags = {"model": "tiny", "dataset": "arithmetic", "lora_rank": 4, "G": 4, "max_completion_length": 48, "seed": 0}
     words = to_argv(flags | {"output_dir": str(tmp_path_factory.mktemp("run"))})
-    trainer = one_step_of(words, None, rewards_in).trainer
+    trainer = one_step_of(words, None).trainer
     torch.manual_seed(0)
     for name, weight in trainer.model.named_parameters():
         if "lora_B" in name:
