@@ -8,6 +8,6 @@ from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, Rewar
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)  # of every training run
 Row = dict[str, Any]  # of a page, a summary or a JSON file
 Values = Mapping[str, Any]
-Rates = dict[str, str]  # arm or run -> its learning rate
 Seeds = Sequence[int]
+Numbers = Sequence[float]
 Words = Sequence[str]

@@ -25,6 +25,7 @@ from paper.matrix import load_matrix, seeds_of_all
 from paper.runner import run_all, slots_of
 from paper.slurm import run_missing
 from paper.states import state_of, table
+from study import Words
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.claims import find_claims, report, work_of
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, write_page
@@ -37,8 +38,11 @@ Flags = argparse.Namespace
 
 def parser() -> argparse.ArgumentParser:
     """The commands of study/experiments.yaml."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m study", description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        prog="python -m study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, spec in read_experiments()["commands"].items():
         command = commands.add_parser(name, help=spec["help"], allow_abbrev=False)
@@ -49,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(flags: Flags) -> list[str]:
+def compare(flags: Flags) -> Words:
     """Plan, run and report a comparison; a message for each failure."""
     comparison = comparison_of(flags)
     if flags.plan:
@@ -82,12 +86,12 @@ def comparison_of(flags: Flags) -> Comparison:
     return known_comparison(flags.name, directory)
 
 
-def page(flags: Flags) -> list[str]:
+def page(flags: Flags) -> Words:
     print(*write_pages(load_matrix()), sep="\n")
     return []
 
 
-def mechanism(flags: Flags) -> list[str]:
+def mechanism(flags: Flags) -> Words:
     """What one update does: train the runs that are missing, then measure their policies."""
     policies = policies_of(flags.only)
     runs = [*dict.fromkeys(policy.run for policy in policies)]
@@ -102,7 +106,7 @@ def mechanism(flags: Flags) -> list[str]:
     return failures
 
 
-def claim(flags: Flags) -> list[str]:
+def claim(flags: Flags) -> Words:
     """Single claims: the runs that they read, and their verdicts."""
     matrix = load_matrix()
     claims = find_claims(flags.names)

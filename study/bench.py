@@ -16,10 +16,11 @@ from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
-from study import SETTINGS, Rates, Row, Seeds, Values, Words
+from study import SETTINGS, Row, Seeds, Values, Words
 from study.comparison import rate_rows
 
 RESULTS = Path("results")
+Runs = Sequence[Experiment]
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
 
 
@@ -90,6 +91,7 @@ class Comparison(SimpleNamespace):
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
             seeds ``rate_seeds``.
         set: Settings of every arm that has them, over those of base and arm; ``settings_of``: by arm.
+        run_names: Of every arm at every rate.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
         measures: The planned ones of the primary differences first.
         window: Steps of the trailing mean.
@@ -119,6 +121,7 @@ class Comparison(SimpleNamespace):
             unknown -= own.keys()
         for key in unknown:
             raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
+        self.run_names = [arm.run_name(rate) for arm, rate in product(self.arms, self.rates)]
         self.planned = [row["measure"] for row in self.primary]
         every = dict.fromkeys([*self.planned, *spec["measures"]])
         self.measures = [*every]
@@ -159,14 +162,21 @@ class Comparison(SimpleNamespace):
         words += to_argv({"seed": seed, "output_dir": str(path)})
         argv = (*module, f"train_{arm.method}.py", *words)
         log = path.parent / "logs" / f"{path.name}.log"
-        cost = base.minutes_per_100_steps * self.steps / 100
-        return Experiment(name, seed, base.settings["model"], argv, RunDirectory(path), log, cost)
+        return Experiment(
+            name,
+            seed,
+            base.settings["model"],
+            argv,
+            RunDirectory(path),
+            log,
+            base.minutes_per_100_steps * self.steps / 100,
+        )
 
-    def runs(self, base: Base, arm: Arm, rates: Words, seeds: Seeds) -> list[Experiment]:
-        """Those of an arm."""
-        return [self.run(base, arm, rate, seed) for rate, seed in product(rates, seeds)]
+    def runs(self, base: Base, arms: Sequence[Arm], rates: Words, seeds: Seeds) -> list[Experiment]:
+        """Those of some arms, one after the other."""
+        return [self.run(base, arm, rate, seed) for arm, rate, seed in product(arms, rates, seeds)]
 
-    def evaluations(self, base: Base, runs: Sequence[Experiment]) -> list[Evaluation]:
+    def evaluations(self, base: Base, runs: Runs) -> list[Evaluation]:
         """Some runs from a base on held-out problems: four samples of each, and greedily."""
         found = []
         place = self.place(base)
@@ -183,23 +193,26 @@ class Comparison(SimpleNamespace):
             flags = tuple(to_argv(sampling))
             log = place / "logs" / f"evaluate{suffix}.log"
             samples = k * base.problems * (len(runs) + 1)  # and the base
-            cost = samples * base.seconds_per_sample / 60
-            model = base.settings["model"]
-            name = base.benchmark_name + suffix
-            found.append(Evaluation(model, name, "last", tuple(runs), flags, directory, log, cost))
+            evaluation = Evaluation(
+                base.settings["model"],
+                base.benchmark_name + suffix,
+                "last",
+                tuple(runs),
+                flags,
+                directory,
+                log,
+                samples * base.seconds_per_sample / 60,
+            )
+            found.append(evaluation)
         return found
 
-    def rate_names(self, arm: Arm) -> Rates:
-        """Name of an arm's runs -> its rate."""
-        return {arm.run_name(rate): rate for rate in self.rates}
-
-    def chosen_rates(self, results: Results) -> Rates:
+    def chosen_rates(self, results: Results) -> dict[str, str]:
         """Arm -> its rate; of several the best one, once all of its runs are there."""
         if len(self.rates) == 1:
             return {arm.name: self.rates[0] for arm in self.arms}
         found = {}
         for arm in self.arms:
-            names = self.rate_names(arm)
+            names = {arm.run_name(rate): rate for rate in self.rates}
             rows = rate_rows(results, names, self.rate_seeds)
             seeds = [row["seeds"] for row in rows.values()]
             if seeds == [len(self.rate_seeds)] * len(names):
@@ -272,7 +285,7 @@ def numbers_of(words: Iterable[Any]) -> list[int]:
 
 def settings_of(pairs: Iterable[str]) -> Row:
     """``key=value`` of a command line; a value of several words is a list."""
-    found: Row = {}
+    found = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         words = shlex.split(value)

@@ -3,6 +3,7 @@
 A verdict is by the 95 % interval of the mean margin over the seeds, paired by seed.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -16,12 +17,11 @@ from gtpo.files import read_yaml
 from gtpo.reports.curves import Interval, interval
 from paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from paper.results import Results
-from study import Row, Seeds, Words
+from study import Numbers, Row, Seeds, Words
 from study.comparison import sign_flip_p
 from study.measures import Measure, SeedRuns
 from study.rendering import render
 
-SCALES = {"conflict_push": 1000}  # units per unit of the metric
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
 FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing
 NUMBERS = ("mean", "difference", "half_width", "value", "threshold")  # of a row, rounded
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
         for more, less in self.pairs:
             of_more += more.value(runs)
             of_less += less.value(runs)
-        unit = SCALES.get(self.measures[0].name, 1)
+        unit = 1000 if self.unit == "10⁻³" else 1
         scale = unit / len(self.pairs)
         return scale * of_more, scale * of_less
 
@@ -91,7 +91,7 @@ def _claim(more: Any, less: Any, **options: Any) -> Claim:
 # Verdicts
 
 
-def verdict(margins: Sequence[float], size: float | None) -> str:
+def verdict(margins: Numbers, size: float | None) -> str:
     """Whether a claim holds.
 
     Args:
@@ -138,7 +138,7 @@ def check(claim: Claim, results: Results, seeds: Seeds, window: int) -> Row:
     why = claim.not_counted
     if found and claim.compares_runs:
         why = why or _floor(claim, sides) or _inactive(claim, results, seeds)
-    row: Row = {
+    row = {
         "name": claim.name,
         "claim": claim.claim,
         "runs": claim.runs,
@@ -170,8 +170,7 @@ def _numbers(claim: Claim, sides: Sequence[Sides], found: Interval | None) -> Ro
 def _floor(claim: Claim, sides: Sequence[Sides]) -> str:
     """Whether both sides are accuracies at the floor."""
     are_accuracies = all(measure.name == "accuracy" or measure.benchmark for measure in claim.measures)
-    means = map(fmean, zip(*sides, strict=True))
-    if are_accuracies and max(means) < FLOOR:
+    if are_accuracies and max(map(fmean, zip(*sides, strict=True))) < FLOOR:
         return f"both below {FLOOR:g} %"
     return ""
 
@@ -206,23 +205,20 @@ def find_claims(names: Words) -> list[Claim]:
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
-    benchmarks: dict[str, set[str]] = {}  # run -> those of its scores
+    benchmarks = defaultdict(set)  # run -> those of its scores, None of a metric
     for measure in chain(*(claim.measures for claim in claims)):
         for run in measure.runs:
-            of_run = benchmarks.setdefault(run.removesuffix("@best"), set())
-            if measure.benchmark:
-                of_run.add(measure.benchmark)
+            benchmarks[run.removesuffix("@best")].add(measure.benchmark)
     experiments = []
     needed = []
     for seed, name in product(dict.fromkeys(seeds), benchmarks):
         work = experiment(matrix, "tiny", name, seed)
         experiments.append(work)
-        needed += [(work, benchmark) for benchmark in sorted(benchmarks[name])]
+        needed += [(work, benchmark) for benchmark in sorted(filter(None, benchmarks[name]))]
     return experiments, plan_evaluations(matrix, "tiny", needed)
 
 
 def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seeds) -> str:
     """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
-    window = matrix["tiny"]["window"]
-    rows = [check(claim, results, seeds, window) for claim in claims]
+    rows = [check(claim, results, seeds, matrix["tiny"]["window"]) for claim in claims]
     return render("claims.txt", {"claims": claims, "rows": rows})

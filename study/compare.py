@@ -4,7 +4,7 @@ import hashlib
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
@@ -18,11 +18,11 @@ from gtpo.files import write_atomically
 from gtpo.reports.curves import add_legend, grid
 from gtpo.runs.provenance import git_revision
 from paper.figures import LABELS, WIDTH, plot_curves
-from paper.matrix import Evaluation, Experiment
+from paper.matrix import Evaluation
 from paper.results import GREEDY, Results, Run, read_results
 from paper.runner import run_all
-from study import Rates, Row, Seeds, Values, Words
-from study.bench import Arm, Base, Comparison
+from study import Numbers, Row, Seeds, Values, Words
+from study.bench import Arm, Base, Comparison, Runs
 from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     base: Base
     results: Results
     origins: Values
-    rates: Rates
+    rates: Values
 
     def name(self, arm: Arm) -> str:
         """The name of an arm's runs."""
@@ -55,8 +55,7 @@ class Found(NamedTuple):
                 if first == second:
                     same.append(seed)
                 mixed += first != second
-        benchmark = self.base.benchmark_name
-        return Pair(self.results, names, same, comparison.window, benchmark, self.base.name, mixed)
+        return Pair(self.results, names, same, comparison.window, self.base.benchmark_name, self.base.name, mixed)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
@@ -64,11 +63,10 @@ def found_of(comparison: Comparison, base: Base) -> Found:
     stored = comparison.stored(base)
     place = comparison.place(base)
     results = read_results([stored, place])
-    names = {arm.run_name(rate) for arm, rate in product(comparison.arms, comparison.rates)}
     origins = {}
     for label, origin in (read_origins(stored) | origins_in(place)).items():
         name, _, _ = label.rpartition("-s")
-        if name in names:
+        if name in comparison.run_names:
             origins[label] = origin
     return Found(base, results, origins, comparison.chosen_rates(results))
 
@@ -83,12 +81,12 @@ def every_found(comparison: Comparison) -> list[Found]:
 class Works(NamedTuple):
     """The runs and evaluations of a comparison, and the number of runs that are stored in results/."""
 
-    runs: list[Experiment]
+    runs: Runs
     evaluations: list[Evaluation]
     stored: int
 
 
-def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Mapping[str, str]]) -> list[str]:
+def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Values]) -> Words:
     """Choose the rates if there are several, then train and score what is missing; a message for each failure."""
     failures = []
     for _ in comparison.rates[:2]:  # of several rates the first round chooses
@@ -112,9 +110,9 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
         choosing = []
         for arm in comparison.arms:
             if arm.name in rates:
-                compared += comparison.runs(base, arm, [rates[arm.name]], seeds)
+                compared += comparison.runs(base, [arm], [rates[arm.name]], seeds)
             else:
-                choosing += comparison.runs(base, arm, comparison.rates, comparison.rate_seeds)
+                choosing += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
         needed += len(compared) + len(choosing)
         left = _left(compared, condensed)
@@ -125,7 +123,7 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
     return Works(runs, evaluations, needed - len(runs))
 
 
-def _left(runs: Sequence[Experiment], condensed: Collection[Run]) -> list[Experiment]:
+def _left(runs: Runs, condensed: Collection[Run]) -> Runs:
     """The runs of the seeds of which a run is not stored, or is also here, perhaps without its scores."""
     seeds = {run.seed for run in runs if (run.name, run.seed) not in condensed or run.run.path.exists()}
     return [run for run in runs if run.seed in seeds]
@@ -133,11 +131,10 @@ def _left(runs: Sequence[Experiment], condensed: Collection[Run]) -> list[Experi
 
 def state_line(comparison: Comparison, seeds: Seeds) -> str:
     """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
-    works = works_of(comparison, seeds)
-    return render("state.txt", {"comparison": comparison, **works._asdict()})
+    return render("state.txt", {"comparison": comparison, **works_of(comparison, seeds)._asdict()})
 
 
-def check_commands(comparison: Comparison, runs: Sequence[Experiment]) -> None:
+def check_commands(comparison: Comparison, runs: Runs) -> None:
     """UsageError if a run in the directory was made by another command: it would be taken for this one.
 
     commands.json has the command of each run, with the digest of a file of the user's that is a part of it.
@@ -169,13 +166,12 @@ def refuse_dirty(allowed: bool) -> None:
 # What was found
 
 
-def slope_row(x: Sequence[float], pairs: Sequence[Pair], measure: str) -> Row:
+def slope_row(x: Numbers, pairs: Sequence[Pair], measure: str) -> Row:
     """The slope of a difference over the ``x`` of the bases, per seed that has all of them."""
     by_base = [pair.differences(measure) for pair in pairs]
     slopes = []
     for seed in sorted(set.intersection(*map(set, by_base))):
-        of_seed = [differences[seed] for differences in by_base]
-        slope, _ = np.polyfit(x, of_seed, 1)
+        slope, _ = np.polyfit(x, [differences[seed] for differences in by_base], 1)
         slopes.append(float(slope))
     return compare(slopes) | {"means": [], "where": "slope over x"}
 
@@ -209,9 +205,14 @@ def table_of(comparison: Comparison, found: Found) -> Row:
     rows = []
     for arm in comparison.arms[1:]:
         pair = found.pair(comparison, arm)
-        measures = {name: pair.row(name) for name in comparison.measures}
-        lost = pair.lost(has_fallen)
-        rows.append({"arm": arm, "seeds": len(pair.seeds), "mixed": pair.mixed, "lost": lost, "measures": measures})
+        row = {
+            "arm": arm,
+            "seeds": len(pair.seeds),
+            "mixed": pair.mixed,
+            "lost": pair.lost(has_fallen),
+            "measures": {name: pair.row(name) for name in comparison.measures},
+        }
+        rows.append(row)
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
 
 
@@ -228,8 +229,7 @@ def plan_state(comparison: Comparison, revisions: Words) -> str:
     if not (comparison.results / PLAN).is_file():
         return "absent"
     for revision in revisions:
-        name = f"{revision.removesuffix('-dirty')}:./{PLAN}"
-        show = ["git", "show", name]
+        show = ["git", "show", f"{revision.removesuffix('-dirty')}:./{PLAN}"]
         done = subprocess.run(show, cwd=comparison.results, capture_output=True, text=True, encoding="utf-8")
         if done.returncode:
             return "uncommitted"
@@ -269,10 +269,8 @@ def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> 
     rows, columns = len(panels), len(every)
     if columns == 1:
         rows, columns = columns, rows
-    width = WIDTH / min(3, columns)
-    figure, axes = grid(rows, columns, width=width, height=2.4)
-    by_base = axes.reshape(len(panels), -1).T
-    for found, column in zip(every, by_base, strict=True):
+    figure, axes = grid(rows, columns, width=WIDTH / min(3, columns), height=2.4)
+    for found, column in zip(every, axes.reshape(len(panels), -1).T, strict=True):
         column[0].set_title(found.base.name, loc="left", fontsize=10)
         for metric, axis in zip(panels, column, strict=True):
             axis.set(xlabel="training step", ylabel=LABELS[metric])

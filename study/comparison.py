@@ -9,7 +9,7 @@ import numpy as np
 
 from paper.figures import mean_of
 from paper.results import Results
-from study import Row, Seeds, Words
+from study import Numbers, Row, Seeds, Words
 from study.measures import Curve, SeedRuns, measure_of, rounded
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
         differences = [*self.differences(measure).values()]
         return compare(differences) | {"means": [rounded(fmean(column)) for column in columns]}
 
-    def lost(self, is_lost: Callable[[SeedRuns, str], bool]) -> Row:
+    def lost(self, is_lost: Callable[..., bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
         first, second = [[is_lost(runs, name) for runs in self.runs()] for name in self.names]
         return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
@@ -62,7 +62,7 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:
         found = [seed for seed in results.seeds(name) if seed in seeds]
         if not found:
             continue
-        row: Row = {}
+        row = {}
         for key in MEANS:
             ends = [Curve(results.curve(name, seed, key)).late() for seed in found]
             row[key] = mean_of(ends)
@@ -70,12 +70,12 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:
     return rows
 
 
-def rounded_mean(values: Sequence[float]) -> list[float | None]:
+def rounded_mean(values: Numbers) -> list[float | None]:
     """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
     return [*map(rounded, mean_of(values))]
 
 
-def compare(differences: Sequence[float]) -> Row:
+def compare(differences: Numbers) -> Row:
     """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)
     return {
@@ -87,7 +87,7 @@ def compare(differences: Sequence[float]) -> Row:
     }
 
 
-def sign_flip_p(differences: Sequence[float]) -> float | None:
+def sign_flip_p(differences: Numbers) -> float | None:
     """The share of choices of signs whose mean is at least as far from 0; None for fewer than two differences.
 
     Exact for up to ``ENUMERATED`` differences; of more, over ``SAMPLED`` choices that are always the same, and the
@@ -100,8 +100,7 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
         for difference in differences:
             sums = np.concatenate([sums + difference, sums - difference])
     else:
-        shape = (SAMPLED, len(differences))
-        signs = np.random.default_rng(0).choice((-1, 1), shape)
+        signs = np.random.default_rng(0).choice((-1, 1), (SAMPLED, len(differences)))
         sums = np.append(signs @ np.asarray(differences), sum(differences))
     observed = abs(sum(differences))
     return float((np.abs(sums) >= observed - 1e-9).mean())

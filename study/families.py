@@ -59,11 +59,9 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
     rule = Rule(**spec["rule"])
     chosen = comparison.chosen_rates(results)
     found = Found(comparison.bases[0], results, origins, chosen)
-    rates: Row = {}
-    for arm in comparison.arms if len(comparison.rates) > 1 else ():
-        rates |= rate_rows(results, comparison.rate_names(arm), comparison.rate_seeds)
+    names = comparison.run_names if len(comparison.rates) > 1 else ()
     values = {
-        "rates": rates,
+        "rates": rate_rows(results, names, comparison.rate_seeds),
         "arms": [found.name(arm) for arm in comparison.arms if arm.name in chosen],
         "seeds": 0,
         "mixed": 0,
@@ -81,8 +79,12 @@ def family_values(title: str, results: Results, origins: Values) -> Row:
         label = experiments["measures"][measure]
         rows[label] = {**pair.row(measure), "primary": measure in comparison.planned}
     add_holm([row for row in rows.values() if row["primary"]])
-    lost = {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)}
-    return values | {"seeds": len(pair.seeds), "mixed": pair.mixed, "rows": rows, "lost": lost}
+    return values | {
+        "seeds": len(pair.seeds),
+        "mixed": pair.mixed,
+        "rows": rows,
+        "lost": {"is_lost": pair.lost(rule.is_lost), "falls": pair.lost(rule.falls)},
+    }
 
 
 def admission(results: Results, comparison: Comparison, rule: Rule) -> Row:
@@ -93,7 +95,7 @@ def admission(results: Results, comparison: Comparison, rule: Rule) -> Row:
         runs = [SeedRuns(results, seed, comparison.window) for seed in seeds]
         learns = sum(rule.learns(run, name) for run in runs)
         lost = sum(rule.is_lost(run, name) for run in runs)
-        row: Row = {"seeds": seeds, "learns": learns, "lost": lost}
+        row = {"seeds": seeds, "learns": learns, "lost": lost}
         row["admitted"] = learns >= rule.learn and lost >= rule.lose
         for key, statistic, digits in (("accuracy", "late", 1), ("formatting", "late", 1), ("entropy", "rise", 3)):
             row[key] = [round(run.curve(name, key).of(statistic), digits) for run in runs]

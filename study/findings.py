@@ -1,21 +1,22 @@
 """The values of the pages that no planned comparison has: differences and means of stored runs."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from gtpo.files import read_yaml
 from paper.results import Results, Run
-from study import Row
+from study import Numbers, Row
 from study.bench import numbers_of
 from study.compare import slope_row
 from study.comparison import Pair
 from study.measures import SeedRuns, measure_of
 
 WINDOW = 50  # steps of a trailing mean
+Places = Mapping[str, Results]  # by their names on the pages
 
 
-def findings(found: Mapping[str, Results]) -> Row:
+def findings(found: Places) -> Row:
     """Finding -> a row (:meth:`study.comparison.Pair.row`) per pair of arms; ``slopes``: over the shares of several
     scales; ``counts``: name -> of how many runs all measures are within bounds.
 
@@ -31,8 +32,7 @@ def findings(found: Mapping[str, Results]) -> Row:
         rows[name] = []
         for pair in spec["pairs"]:
             measure = f"{spec['measure']} {pair['steps']}"
-            row = _pair(found, pair["scale"], pair).row(measure)
-            rows[name].append({"label": pair.get("label"), **row})
+            rows[name].append({"label": pair.get("label"), **_pair(found, pair["scale"], pair).row(measure)})
     for name, spec in specs["slopes"].items():
         pairs = [_pair(found, scale, spec) for scale in spec["scales"]]
         shares = [*spec["scales"].values()]
@@ -40,12 +40,11 @@ def findings(found: Mapping[str, Results]) -> Row:
     return rows
 
 
-def _pair(found: Mapping[str, Results], scale: str, spec: Row) -> Pair:
-    seeds = numbers_of([spec["seeds"]])
-    return Pair(found[scale], spec["arms"], seeds, WINDOW)
+def _pair(found: Places, scale: str, spec: Row) -> Pair:
+    return Pair(found[scale], spec["arms"], numbers_of([spec["seeds"]]), WINDOW)
 
 
-def runs_within(results: Results, runs: str, window: int, **bounds: Sequence[float]) -> list[Run]:
+def runs_within(results: Results, runs: str, window: int, **bounds: Numbers) -> list[Run]:
     """The runs, of which ``runs`` matches the label, with each measure within bounds, the upper one excluded."""
     found = []
     for name, seed in results.runs:

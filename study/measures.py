@@ -28,24 +28,23 @@ class Curve(NamedTuple):
 
     def early(self) -> float:
         """Mean over the first quarter; of fewer than four values the first one."""
-        return float(self.values.iloc[: round(self._quarter)].mean())
+        return float(self.values.iloc[: self._quarter].mean())
 
     def late(self) -> float:
         """Mean over the last quarter; of fewer than four values the last one."""
-        start = round(len(self.values) - self._quarter)
-        return float(self.values.iloc[start:].mean())
+        return float(self.values.iloc[-self._quarter :].mean())
 
     @property
-    def _quarter(self) -> float:
-        return max(1.0, len(self.values) / 4)
+    def _quarter(self) -> int:
+        return max(1, round(len(self.values) / 4))
 
     def first_third(self) -> float:
         third = len(self.values) // 3
-        return float(self.values.iloc[:third].mean())
+        return self.values.iloc[:third].mean()
 
     def last_third(self) -> float:
         third = len(self.values) // 3
-        return float(self.values.iloc[-third:].mean())
+        return self.values.iloc[-third:].mean()
 
     def mean(self) -> float:
         return self.values.mean()
@@ -117,10 +116,7 @@ class SeedRuns(NamedTuple):
 
 def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) -> bool:
     """Whether a run ends so far below the highest trailing mean of a metric."""
-    over = []
-    for metric, points in limits.items():
-        curve = runs.curve(name, metric)
-        over.append(curve.fall() >= points)
+    over = [runs.curve(name, metric).fall() >= points for metric, points in limits.items()]
     return any(over)
 
 

@@ -18,7 +18,7 @@ from study.comparison import rounded_mean
 from study.storage import complete_lines
 
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
-DIRECTORY = Path("results") / "mechanism"
+DIRECTORY = Path("results/mechanism")
 
 
 class Policy(NamedTuple):
@@ -31,8 +31,7 @@ class Policy(NamedTuple):
 
     @property
     def path(self) -> Path:
-        label = self.name.replace(" ", "-")
-        return MEASURED / f"{label}.jsonl"
+        return MEASURED / f"{self.name.replace(' ', '-')}.jsonl"
 
     @property
     def is_finished(self) -> bool:
@@ -47,7 +46,7 @@ def policies_of(only: Words = ("",)) -> list[Policy]:
         if any(part in name for part in only):
             model, *_ = name.split()
             comparison = Comparison(model, spec["comparison"])
-            run, *_ = comparison.runs(comparison.bases[0], comparison.arms[0], comparison.rates, comparison.seeds)
+            run, *_ = comparison.runs(comparison.bases[0], comparison.arms, comparison.rates, comparison.seeds)
             found.append(Policy(name, run, spec["step"], spec["groups"]))
     if not found:
         raise UsageError(f"no policy is called {' or '.join(only)}: expected a part of {', '.join(known)}.")
@@ -85,15 +84,17 @@ def summarize(lines: Sequence[Row]) -> Row:
             continue
         changes = effects[column].dropna()
         over_grpo = (changes - effects[f"GRPO|{target}"]).dropna()
-        row: Row = {"objective": objective, "target": target, "number": len(changes)}
+        row = {"objective": objective, "target": target, "number": len(changes)}
         row["mean"], row["half_width"] = rounded_mean(changes.tolist())
         row["minus_grpo"] = rounded_mean(over_grpo.tolist())
         rows.append(row)
-    rewards = {}
-    for name in lines[0]:
-        if name.endswith("_reward"):
-            rewards[name] = fmean(line[name] for line in lines)
-    return {"groups": len(lines), "informative": len(informative), "rewards": rewards, "rows": rows}
+    names = [name for name in lines[0] if name.endswith("_reward")]
+    return {
+        "groups": len(lines),
+        "informative": len(informative),
+        "rewards": {name: fmean(line[name] for line in lines) for name in names},
+        "rows": rows,
+    }
 
 
 def store_mechanism() -> Row:

@@ -139,10 +139,8 @@ class OneStep:
         completions = [[*row, tokenizer.eos_token_id] for row in ids]
         for batch, spans in self._batches(prompts, completions):
             valid = batch["completion_mask"]
-            between = spans.flatten(1)[:, 5:7]  # from the end of the opening tag to the start of the closing one
-            answers = inside(between[:, None], valid)
-            tags = inside(spans, valid)
-            yield batch | {"tags": tags.any(1), "answer": answers.any(1)}
+            between = spans.flatten(1)[:, None, 5:7]  # from the end of the opening tag to the start of the closing one
+            yield batch | {"tags": inside(spans, valid).any(1), "answer": inside(between, valid).any(1)}
 
     def _own(self, prompts: Ids) -> Iterator[Batch]:
         """Micro-batches of the policy's own completions of the prompts that are in the format."""
@@ -201,5 +199,4 @@ def write_effects(make: Callable[[], OneStep], path: Path, groups: int) -> None:
     one_step = make()
     with path.open("a", encoding="utf-8", buffering=1) as file:
         for number in trange(len(lines), groups, desc=path.stem, unit=" groups"):
-            line = json.dumps(one_step.of_group(number))
-            file.write(line + "\n")
+            file.write(json.dumps(one_step.of_group(number)) + "\n")

@@ -8,10 +8,8 @@ Every number comes from results/, the condensed runs; the templates have the tex
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
 
 from pandas import concat
 
@@ -26,7 +24,7 @@ from study.compare import every_found, write_figure
 from study.compare import write_page as write_comparison_page
 from study.comparison import rounded_mean
 from study.families import family_values
-from study.findings import findings, runs_within
+from study.findings import Places, findings, runs_within
 from study.measures import Curve, rounded
 from study.mechanism import store_mechanism
 from study.rendering import render
@@ -38,7 +36,7 @@ STABLE = r"(?!.*-late-.*-s\d+$|sft-s\d+$).*"  # runs of reinforcement learning a
 FINDINGS = "found.template.md"  # for README.md
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
 PAGES = {  # template -> page
-    "reproduction.template.md": Path("docs") / "reproduction.md",
+    "reproduction.template.md": Path("docs/reproduction.md"),
     "figures.template.md": DIRECTORY / "claims.md",
 }
 METRICS = read_experiments()["stored_metrics"]
@@ -48,9 +46,9 @@ DECIDED = VERDICTS[:3]
 
 def summarize(
     matrix: Matrix,
-    found: Mapping[str, Results],
+    found: Places,
     mechanism: Values,
-    origins: Mapping[str, Values] = MappingProxyType({}),
+    origins: Values,
 ) -> Row:
     """The content of summary.json: settings, claims with verdicts, runs, and the comparisons of each family.
 
@@ -83,16 +81,15 @@ def summarize(
 
 def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
     """The claims of the paper at tiny scale with their verdicts, and how many there are of each verdict."""
-    claims: list[Row] = []
+    claims = []
     for figure, of_figure in read_claims().items():
         claims += [{"figure": figure, **check(claim, results, seeds, window)} for claim in of_figure]
     by_verdict = Counter(claim["verdict"] for claim in claims)
     compared = [claim for claim in claims if claim["size"] and not claim["why"]]
-    held = [claim for claim in claims if claim["verdict"] == "holds"]
     return {
         "claims": claims,
         "verdicts": {name: by_verdict[name] for name in VERDICTS},
-        "with_margin": sum(claim["mean"] - claim["difference"] > 1 for claim in held),
+        "with_margin": sum(claim["verdict"] == "holds" and claim["mean"] - claim["difference"] > 1 for claim in claims),
         "by_chance": round(0.025 * len(compared), 1),
     }
 
@@ -130,14 +127,16 @@ def _formatting_lost(results: Results, window: int) -> Row:
     """How many runs of reinforcement learning at the stable rate there are, and which lose ``LOSES`` of formatting."""
     every = runs_within(results, STABLE, window)
     lost = runs_within(results, STABLE, window, **{"formatting largest_loss": (LOSES, inf)})
-    of_grpo = sum(name.startswith("grpo") for name, _ in lost)
-    return {"runs": len(every), "of_grpo": of_grpo, "lost": [f"{name}, seed {seed}" for name, seed in lost]}
+    return {
+        "runs": len(every),
+        "of_grpo": sum(name.startswith("grpo") for name, _ in lost),
+        "lost": [f"{name}, seed {seed}" for name, seed in lost],
+    }
 
 
 def page_of(summary: Values, template: str) -> str:
     """One of ``PAGES``, or the README's findings, from the values of summary.json."""
-    claims = [*summary["claims"], *summary["smol"]["claims"]]
-    by_name = {claim["name"]: claim for claim in claims}
+    by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
     return render(template, {**summary, "by_name": by_name, "decided": DECIDED})
 
 
@@ -192,8 +191,5 @@ def store_comparison(comparison: Comparison) -> None:
     """Add the finished runs of a comparison to its condensed ones."""
     seeds = sorted({*comparison.seeds, *comparison.rate_seeds})
     for base in comparison.bases:
-        runs = []
-        for arm in comparison.arms:
-            runs += comparison.runs(base, arm, comparison.rates, seeds)
-        directory = comparison.stored(base)
-        store(directory, comparison.place(base), runs, METRICS, with_base=not comparison.is_shared)
+        runs = comparison.runs(base, comparison.arms, comparison.rates, seeds)
+        store(comparison.stored(base), comparison.place(base), runs, METRICS, with_base=not comparison.is_shared)

@@ -44,13 +44,11 @@ def condense(results: Results, directory: Path, metrics: Words) -> None:
     ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    columns = results.metrics.reindex(columns=list(metrics))
-    kept = columns.map(rounded).reset_index()
+    kept = results.metrics.reindex(columns=metrics).map(rounded).reset_index()
     entries = []
     for entry in results.scores.get("entry", []):
         if "per_problem" in entry:
-            counts = [[problem["n"], problem["c"]] for problem in entry["per_problem"]]
-            entry = {**entry, "counts": counts}
+            entry = {**entry, "counts": [[problem["n"], problem["c"]] for problem in entry["per_problem"]]}
         of_entry = {key: entry[key] for key in ENTRY_KEYS if key in entry}
         entries.append(json.dumps(of_entry))
     write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(entries) + "\n]\n")
@@ -77,7 +75,7 @@ def read_json(path: Path) -> Row:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def complete_lines(path: Path) -> list[str]:
+def complete_lines(path: Path) -> Words:
     """The lines of a file that may be absent, without a last one that is being written or that a kill has truncated."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     complete, _, _ = text.rpartition("\n")

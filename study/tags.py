@@ -11,7 +11,12 @@ from torch import Tensor
 
 from study import Words
 
-TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
+TAG_METRICS = (
+    "tag_logps/reasoning_start",
+    "tag_logps/reasoning_end",
+    "tag_logps/answer_start",
+    "tag_logps/answer_end",
+)
 
 
 def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Words) -> Tensor:
@@ -40,8 +45,7 @@ def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
     ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
     """
     of_tags = torch.where(inside(spans, valid), logps[:, None], 0.0)  # (B, 4, T)
-    is_absent = spans[..., 1] == 0
-    return of_tags.sum(-1).masked_fill(is_absent, math.nan).nanmean(0)
+    return of_tags.sum(-1).masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)  # absent: [0, 0)
 
 
 def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:

@@ -58,7 +58,7 @@ def main() -> None:
     checkpoint = check_run(settings, rows)
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
-    options: Row = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
+    options = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
     measured = with_measures(kind, settings.prompt.format_tags)

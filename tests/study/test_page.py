@@ -80,7 +80,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
 
 def test_page_and_summary_have_the_same_numbers() -> None:
     """A claim is a row of results/tiny/claims.md, with the difference or the value; its verdict is counted."""
-    summary = summarize(MATRIX, found_in(world()), {})
+    summary = summarize(MATRIX, found_in(world()), {}, {})
     page = pages_of(summary)
     for claim in summary["claims"]:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
