@@ -136,7 +136,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(5_894, 9.40),
     "data": Limit(8_042, 9.64),
-    "evaluation": Limit(14_780, 9.88),
+    "evaluation": Limit(14_225, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
     "models": Limit(7_756, 9.69),

@@ -7,7 +7,7 @@ taken per problem. This removes the variance of problem difficulty, most of the 
 import json
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, by_benchmark, grouped, read_entries
+from gtpo.evaluation.records import Entries, Entry, Groups, Row, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
 from gtpo.runs.directory import label_of, run_label
@@ -47,7 +47,7 @@ _HOW = (  # settings that may differ
     "grader",
 )
 Names = tuple[str, str]  # of two sides
-Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
+Sides = Groups  # what is compared: name -> the entries of one model, or of the seeds of one
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Comparison:
     def differences(self) -> list[float]:
         """Second minus first, per problem; rounded, so that equal scores of different sums are ties."""
         first, second = self.per_problem
-        differences = second - first
-        return list(differences.round(12))
+        return list((second - first).round(12))
 
     @property
     def difference(self) -> float:
@@ -117,8 +116,9 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     for name in directories:
         for entry in _read_entries(Path(name), Path(output_dir)):
             if weights_have_changed(vars(entry.origin) | vars(entry)):
-                stale = "%s on %s: the weights have changed since: evaluate it again"
-                logger.warning(stale, entry.label, entry.benchmark)
+                logger.warning(
+                    "%s on %s: the weights have changed since: evaluate it again", entry.label, entry.benchmark
+                )
             if places.setdefault(entry.label, name) != name:  # the same label, from another directory
                 entry = replace(entry, label=f"{name}/{entry.label}")
             if not benchmarks or entry.benchmark in benchmarks:
@@ -126,7 +126,7 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     return group_seeds(entries)
 
 
-def group_seeds(entries: Sequence[Entry]) -> Sides:
+def group_seeds(entries: Entries) -> Sides:
     """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
     names = {entry.label: run_label(entry.label)[0] for entry in entries}
     if len(names) < 2:
@@ -142,9 +142,8 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     results = directory / "results.json"
     if results.is_file():
         return read_entries(results)
-    paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
-    if not paths:
-        paths = sorted((output_dir / label_of(directory)).glob("*.json"))
+    own = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
+    paths = own or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         raise UsageError(f"--compare {directory} has no scores: name outputs/evaluation/RUN, or an evaluated run.")
     return [entry for path in paths for entry in read_entries(path)]
@@ -164,8 +163,7 @@ def compare_sides(sides: Sides) -> list[Comparison]:
         if not common:
             raise UsageError(f"{first} and {other} have no benchmark in common: evaluate both on one.")
         for benchmark in common:
-            pair = [of_first[benchmark], of_other[benchmark]]
-            comparisons += _compare(benchmark, (first, other), pair)
+            comparisons += _compare(benchmark, (first, other), [of_first[benchmark], of_other[benchmark]])
     return comparisons
 
 
@@ -174,9 +172,8 @@ def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[
     _check_comparable(benchmark, names, everything)
     k = min(entry.k for entry in everything)
     of_sides = [[_per_problem(entry, k) for entry in side] for side in pair]
-    of_entries = [*chain(*of_sides)]
-    for metric in of_entries[0]:
-        if all(metric in scores for scores in of_entries):
+    for metric in of_sides[0][0]:
+        if all(metric in scores for scores in chain(*of_sides)):
             values = [np.array([scores[metric] for scores in side]) for side in of_sides]
             yield Comparison(benchmark, metric, names, values)
 
@@ -197,7 +194,7 @@ def _per_problem(entry: Entry, k: int) -> dict[str, list[float]]:
     return scores
 
 
-def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) -> None:
+def _check_comparable(benchmark: str, names: Names, entries: Entries) -> None:
     """Refuse different problems; log other settings that differ."""
     problems = set()
     for entry in entries:
@@ -207,10 +204,7 @@ def _check_comparable(benchmark: str, names: Names, entries: Sequence[Entry]) ->
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
-        used = set()
-        for entry in entries:
-            settings = entry.settings | entry.graded_by
-            used.add(json.dumps(settings.get(name)))
+        used = {json.dumps((entry.settings | entry.graded_by).get(name)) for entry in entries}
         if len(used) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)
 
@@ -230,13 +224,8 @@ def _block(comparisons: Sequence[Comparison]) -> str:
     if max(seeds) > 1:
         about += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
     header = ["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]
-    rows = map(_cells, comparisons)
-    lines = [
-        f"{second} minus {first}, in points",
-        about,
-        *lay_out([header, *rows], headers=1),
-    ]
-    return "\n".join(lines)
+    table = lay_out([header, *map(_cells, comparisons)], headers=1)
+    return "\n".join([f"{second} minus {first}, in points", about, *table])
 
 
 def _cells(comparison: Comparison) -> list[str]:
@@ -249,11 +238,10 @@ def _cells(comparison: Comparison) -> list[str]:
         if not math.isnan(error):
             values[column] += f" ± {error:.1f}"
     interval = "{:+.1f} to {:+.1f}".format(*comparison.interval)
-    counts = " / ".join(map(str, comparison.counts))
-    return [title, *values, interval, counts]
+    return [title, *values, interval, " / ".join(map(str, comparison.counts))]
 
 
-def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparable(entries: Sequence[Row]) -> list[Row]:
     """The entries that have the same problems and sampling as the others of a benchmark; what is left out is logged.
 
     The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
@@ -272,16 +260,19 @@ def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if _sampling(entry) == chosen:
             kept.append(entry)
         else:
-            what = "scores of %s on %s are left out: problems or sampling are not as in the others"
-            logger.warning(what, entry["label"], benchmark)
+            logger.warning(
+                "scores of %s on %s are left out: problems or sampling are not as in the others",
+                entry["label"],
+                benchmark,
+            )
     return kept
 
 
-def _place(entry: Mapping[str, Any]) -> Path:
+def _place(entry: Stored) -> Path:
     """The directory of the run of an adapter and of the runs that it is compared with."""
     return Path(entry["adapter"] or "").parent.parent
 
 
-def _sampling(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+def _sampling(entry: Stored) -> tuple[Any, ...]:
     stored = entry.get("settings", {}) | {"problems": entry.get("problems")}
     return tuple(stored.get(name) or 0 for name in SAMPLING)

@@ -28,6 +28,7 @@ from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
 
+Load = Callable[[], Sampler]  # of the model
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",
     "backend",
@@ -71,15 +72,13 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
         check_source("benchmarks", source, BENCHMARK_TITLES)
-        name = source
-        if name not in BENCHMARK_TITLES:
-            name = short_name_of(source, BENCHMARK_TITLES)
+        name = short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
-    has_own = bool(selected.keys() - BENCHMARK_TITLES)
-    for flag in (*DATA_FLAGS[1:], "grader"):
-        works_for_all = getattr(flags, flag) in (getattr(EvaluationArguments, flag), MATH_VERIFY)
-        if not works_for_all and not has_own:
+    if selected.keys() - BENCHMARK_TITLES:
+        return selected
+    for flag in (*DATA_FLAGS[1:], "grader"):  # what is for your own benchmarks
+        if getattr(flags, flag) not in (getattr(EvaluationArguments, flag), MATH_VERIFY):
             raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
     return selected
 
@@ -87,8 +86,8 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
 def load_problems(name: str, source: str, flags: EvaluationArguments) -> Problems:
     """The problems of a benchmark, by name and source as :func:`select_benchmarks` gives them."""
     if name in BENCHMARK_TITLES:
-        graded_by = None if flags.user_grader else flags.grader
-        return Problems(load_benchmark(name, flags.data_dir)[: flags.limit], graded_by=graded_by)
+        rows = load_benchmark(name, flags.data_dir)[: flags.limit]
+        return Problems(rows, graded_by=None if flags.user_grader else flags.grader)
     rows, dropped = load_user_benchmark(name, source, flags, flags.user_grader is not None, flags.limit)
     grader = None
     if flags.user_grader:
@@ -103,7 +102,7 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     """
     [reward] = load_rewards([name], {}, columns, noun="grader")
 
-    def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+    def grade(problem: Problem, prompt: Any, texts: Sequence[str]) -> list[bool]:
         count = len(texts)
         called = reward(
             prompts=[prompt] * count,
@@ -128,7 +127,7 @@ class EvaluationPlan:
 
     jobs: list[Job]
     sampling: Sampling
-    load: Callable[[], Sampler]  # the model, once for all jobs
+    load: Load  # once for all jobs
 
     def run(self, overwrite: bool = False, shard: str | None = None) -> None:
         """Sample what is missing, as :func:`run_job`; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
@@ -161,8 +160,8 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
         if directory in [job.path.parent for job in jobs]:
             raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
         for name, asked in problems.items():
-            data = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
-            data = {"source": sources[name], **data, "grader": asked.graded_by}
+            flagged = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
+            data = {"source": sources[name], **flagged, "grader": asked.graded_by}
             origin = Origin(model, adapter, target.checkpoint, made_with, data)
             settings |= {"benchmark": name, "problems": len(asked.rows)}
             head = Head(settings | {"problems_hash": storage.problems_hash(asked.rows)}, origin)
@@ -170,7 +169,7 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
             if not flags.overwrite:
                 storage.check_settings(path, head.settings, asked.rows)
             jobs.append(Job(path, asked, head))
-    load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how, prompts[0])
+    load: Load = partial(sampling.TransformersSampler, model, how, prompts[0])
     if backend == "vllm":
         rank = targets.max_lora_rank(evaluated)
         load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization, prompts[0])
@@ -195,8 +194,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         if grader not in (None, MATH_VERIFY) and not flags.user_grader:
             raise UsageError(f"{path} was graded by {grader}: if you trust it, add --grader {shlex.quote(grader)}.")
         known = {flag: value for flag, value in stored.items() if flag in DATA_FLAGS and flag not in given}
-        asked = replace(flags, limit=head.settings.get("problems"), **known)
-        problems = load_problems(path.stem, source, asked)
+        problems = load_problems(path.stem, source, replace(flags, limit=head.settings.get("problems"), **known))
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
         if storage.weights_have_changed(vars(head.origin) | vars(head)):
@@ -222,7 +220,7 @@ def _stop(number: int, frame: Any) -> None:
 def run_job(
     job: Job,
     how: Sampling,
-    load: Callable[[], Sampler],
+    load: Load,
     overwrite: bool = False,
     shard: str | None = None,
 ) -> None:

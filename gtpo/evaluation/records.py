@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from gtpo.data.load import Problem as Problem
 
+Row = dict[str, Any]  # a JSON object
+Stored = Mapping[str, Any]  # one that is read
 # Your --grader: (problem, its prompt as a conversation, completions) -> whether each is correct
 UserGrader = Callable[..., list[bool]]
 
@@ -20,7 +22,7 @@ class Problems:
     """
 
     rows: Sequence[Problem]
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: dict = field(default_factory=dict)
     grader: UserGrader | None = None
     graded_by: str | None = None
 
@@ -36,7 +38,7 @@ class Origin:
     data: dict = field(default_factory=dict)  # the benchmark on the command line, and how its data was read
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """The origin in a JSON object; ``judge`` is an earlier name of ``grader``."""
         data = dict(stored.get("data", {}))
         if "judge" in data:
@@ -52,11 +54,11 @@ class Head:
     origin: Origin
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """The head in a JSON object; KeyError or TypeError if a key is missing."""
         return cls(dict(stored["settings"]), Origin.read(stored["about"]))
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Row:
         """The JSON object."""
         return {"settings": self.settings, "about": asdict(self.origin)}
 
@@ -74,7 +76,7 @@ class ProblemScores:
     correct_lenient: str | None = None  # the same in any format; None with another --grader
     majority: str  # a digit per k' of maj@k: whether the majority of the first k' samples is correct
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Row:
         """The JSON object, without the lenient digits if there are none."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -96,12 +98,12 @@ class Entry:
     per_problem: list[ProblemScores]  # in the order of the benchmark
 
     @classmethod
-    def read(cls, stored: Any) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """The entry in a JSON object; KeyError or TypeError if a key is missing."""
         problems = [ProblemScores(**_known(ProblemScores, problem)) for problem in stored["per_problem"]]
         return cls(**_known(cls, stored) | {"origin": Origin.read(stored), "per_problem": problems})
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Row:
         """The JSON object."""
         stored: dict = {}
         for name, value in vars(self).items():
@@ -109,27 +111,30 @@ class Entry:
         return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
 
 
+Entries = Sequence[Entry]
+Groups = dict[str, list[Entry]]  # by a key
+
+
 def read_entries(path: Path) -> list[Entry]:
     """The entries of ``results.json``, or the one next to a completion file."""
-    stored: Any = json.loads(path.read_bytes())
-    if path.name == "results.json":
-        return [Entry.read(entry) for entry in stored["results"]]
-    return [Entry.read(stored)]
+    stored = json.loads(path.read_bytes())
+    found = stored["results"] if path.name == "results.json" else [stored]
+    return list(map(Entry.read, found))
 
 
-def by_benchmark(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+def by_benchmark(entries: Entries) -> Groups:
     """The entries of each benchmark, in their order."""
     return grouped(entries, lambda entry: entry.benchmark)
 
 
-def grouped(entries: Sequence[Entry], key: Callable[[Entry], str]) -> dict[str, list[Entry]]:
+def grouped(entries: Entries, key: Callable[[Entry], str]) -> Groups:
     """The entries by a key, in their order."""
-    found: dict[str, list[Entry]] = {}
+    found: Groups = {}
     for entry in entries:
         found.setdefault(key(entry), []).append(entry)
     return found
 
 
-def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: Any, stored: Stored) -> Row:
     """The fields of a dataclass in a JSON object, whose other keys are ignored."""
     return {item.name: stored[item.name] for item in fields(cls) if item.name in stored}

@@ -23,8 +23,8 @@ from gtpo.data.tokenizer import (
     prepare_tokenizer,
 )
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Problem
-from gtpo.evaluation.storage import Key, Row
+from gtpo.evaluation.records import Row
+from gtpo.evaluation.storage import Key, Keys, Questions, Rows
 from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter, until_end
@@ -62,6 +62,7 @@ class Request:
         return self.id, self.sample
 
 
+Requests = Sequence[Request]
 CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
 
 
@@ -89,7 +90,7 @@ def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: Prom
 
 def make_requests(
     sampler: "Sampler",
-    problems: Sequence[Problem],
+    problems: Questions,
     sampling: Sampling,
     prompt: PromptArguments | None = None,
     tokenizer: Any = None,
@@ -135,7 +136,7 @@ def to_row(
     }
 
 
-def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Request]]:
+def plan_batches(requests: Requests, batch_size: int) -> list[list[Request]]:
     """Batches of prompts of similar length, longest first, so that a batch too large for the GPU fails at once.
 
     They depend on all requests and not on what is missing: after an interruption the batches are the same.
@@ -144,7 +145,7 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Requ
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
-def keys_of_shard(requests: Sequence[Request], batch_size: int | None, shard: str) -> set[Key]:
+def keys_of_shard(requests: Requests, batch_size: int | None, shard: str) -> Keys:
     """The requests of shard N of M, ``N/M``: every M-th batch, so that their completions do not depend on M."""
     number, shards = map(int, shard.split("/"))
     batches = plan_batches(requests, batch_size or 1)[number - 1 :: shards]
@@ -165,11 +166,11 @@ class TransformersSampler:
 
     def sample(
         self,
-        requests: Sequence[Request],
-        done: set[Key],
+        requests: Requests,
+        done: Keys,
         adapter: Path | None,
         count_tokens: CountTokens = lambda tokens: None,
-    ) -> Iterator[list[Row]]:
+    ) -> Iterator[Rows]:
         """Yield the completions of the requests that are not done, a few at a time, in any order.
 
         ``requests`` are all of the benchmark, which determine the batches; the tokens of those not done are counted.
@@ -195,10 +196,10 @@ class TransformersSampler:
     def _generate(
         self,
         model: Any,
-        batch: Sequence[Request],
+        batch: Requests,
         counter: TokenCounter,
         end_ids: list[int],
-    ) -> list[Row]:
+    ) -> Rows:
         import torch
         from torch.nn.utils.rnn import pad_sequence
         from transformers import GenerationConfig
@@ -221,10 +222,11 @@ class TransformersSampler:
         with torch.inference_mode():
             # an adapter is in the layers of self.model
             output = generate(self.model, ids, mask, self.model.generation_config, counter)
-        rows = []
-        for request, tokens in zip(batch, output[:, ids.shape[1] :].tolist(), strict=True):
-            rows.append(to_row(request, *until_end(tokens, end_ids), self.tokenizer))
-        return rows
+        completions = output[:, ids.shape[1] :].tolist()
+        return [
+            to_row(request, *until_end(tokens, end_ids), self.tokenizer)
+            for request, tokens in zip(batch, completions, strict=True)
+        ]
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
@@ -286,11 +288,11 @@ class VLLMSampler:
 
     def sample(
         self,
-        requests: Sequence[Request],
-        done: set[Key],
+        requests: Requests,
+        done: Keys,
         adapter: Path | None,
         count_tokens: CountTokens = lambda tokens: None,
-    ) -> Iterator[list[Row]]:
+    ) -> Iterator[Rows]:
         """As :meth:`TransformersSampler.sample`."""
         from vllm.lora.request import LoRARequest
 

@@ -21,6 +21,8 @@ from gtpo.prompts import PromptFormat
 from gtpo.runs.provenance import git_revision
 
 Graded = tuple[Sequence[str | None], Sequence[bool]]  # answers of a problem's completions; whether they are correct
+Verdicts = Mapping[str, Graded]  # by the end of the names of metrics: "" for the grader, _lenient
+Scores = dict[str, list[float]]  # of one problem: metric -> its value at each k'
 
 
 def grade(path: Path, problems: Problems) -> Entry:
@@ -53,7 +55,7 @@ def grade(path: Path, problems: Problems) -> Entry:
         label=path.parent.name,
         benchmark=path.stem,
         problems=len(problems.rows),
-        dropped=dict(problems.dropped),
+        dropped=problems.dropped,
         k=k,
         scores=means | shares,
         intervals=intervals,
@@ -69,16 +71,8 @@ def grade(path: Path, problems: Problems) -> Entry:
     )
 
 
-def _judge(
-    problem: Problem,
-    texts: Sequence[str],
-    problems: Problems,
-    prompt: PromptFormat,
-) -> dict[str, Graded]:
-    """The verdicts of the grader that the problems name, under "".
-
-    By default it is ours, whose lenient verdicts are under ``_lenient``: a key is the end of the names of metrics.
-    """
+def _judge(problem: Problem, texts: Sequence[str], problems: Problems, prompt: PromptFormat) -> Verdicts:
+    """The verdicts of the grader that the problems name; by default it is ours, which has lenient ones too."""
     tags = prompt.tags[2:]
     if not problems.graded_by:
         verdicts = [grading.grade_text(text, problem.gold, *tags) for text in texts]
@@ -92,12 +86,7 @@ def _judge(
     return {"": (answers, correct)}
 
 
-def _record(
-    problem: Problem,
-    verdicts: Mapping[str, Graded],
-    formatted: int,
-    majority: Sequence[float],
-) -> ProblemScores:
+def _record(problem: Problem, verdicts: Verdicts, formatted: int, majority: Sequence[float]) -> ProblemScores:
     _, correct = verdicts[""]
     _, lenient = verdicts.get("_lenient", ((), ()))
     return ProblemScores(
@@ -115,24 +104,20 @@ def _record(
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     """Write each entry next to its completions, then all of the directory to ``results.json``, by a lock; its path."""
     results = directory / "results.json"
-    if results.exists():
-        content = results.read_bytes().lstrip(b"{ \r\n")
-        if not content.startswith(b'"results"'):
-            raise UsageError(f"{results} is not of an evaluation: move it, then run the command again.")
+    if results.exists() and not results.read_bytes().lstrip(b"{ \r\n").startswith(b'"results"'):
+        raise UsageError(f"{results} is not of an evaluation: move it, then run the command again.")
     with FileLock(directory / "results.lock"):
         for entry in entries:
             path = scores_path(directory / entry.label / f"{entry.benchmark}.jsonl")
             write_atomically(path, json.dumps(entry.write(), indent=1))
-        paths = [scores_path(path) for path in find_completion_files(directory)]
         stored = []
-        for path in filter(Path.is_file, paths):
+        for path in filter(Path.is_file, map(scores_path, find_completion_files(directory))):
             stored += [entry.write() for entry in read_entries(path)]
         write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results
 
 
-def _scores_of(verdicts: Mapping[str, Graded]) -> dict[str, list[float]]:
-    """The scores of one problem: metric -> its value at each k'."""
+def _scores_of(verdicts: Verdicts) -> Scores:
     scores = defaultdict(list)
     for kind, (answers, correct) in verdicts.items():
         n = len(correct)
@@ -144,7 +129,7 @@ def _scores_of(verdicts: Mapping[str, Graded]) -> dict[str, list[float]]:
     return scores
 
 
-def _over_problems(sizes: Sequence[int], scores: Sequence[dict[str, list[float]]]) -> tuple[dict, dict]:
+def _over_problems(sizes: Sequence[int], scores: Sequence[Scores]) -> tuple[dict, dict]:
     """Mean and interval of each metric in percent, by k', from the scores of each problem."""
     means: dict = {}
     intervals: dict = {}
@@ -153,8 +138,7 @@ def _over_problems(sizes: Sequence[int], scores: Sequence[dict[str, list[float]]
         for k, values in zip(map(str, sizes), zip(*rows, strict=True), strict=True):
             means.setdefault(metric, {})[k] = _percent(fmean(values))
             if metric != "pass_first_k":
-                ends = bootstrap_interval(values)
-                intervals.setdefault(metric, {})[k] = list(map(_percent, ends))
+                intervals.setdefault(metric, {})[k] = list(map(_percent, bootstrap_interval(values)))
     return means, intervals
 
 

@@ -9,22 +9,24 @@ files of the same kind next to it.
 import glob
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from filelock import FileLock, Timeout
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Head, Problem
+from gtpo.evaluation.records import Head, Problem, Row, Stored
 from gtpo.files import fingerprint, open_own
 from gtpo.prompts import to_messages
 
-Row = dict[str, Any]
+Rows = list[Row]
 Key = tuple[str, int]  # problem id, sample number
+Keys = set[Key]
+Questions = Sequence[Problem]
 COLUMNS = {
     "id",
     "sample",
@@ -70,8 +72,8 @@ class CompletionFile:
 
     file: IO[bytes]
     head: Head
-    problems: Sequence[Problem]
-    done: set[Key]
+    problems: Questions
+    done: Keys
     has_head: bool
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -88,7 +90,7 @@ class CompletionFile:
     def merge(self, path: Path, overwrite: bool = False) -> None:
         """Append the completions of a shard that are not in this file, and delete the shard."""
         with open_completions(path, self.head, self.problems, overwrite) as shard:
-            rows: list[Row] = []
+            rows: Rows = []
             if shard.done:
                 stored, rows = read_completions(path)
                 if not self.done:
@@ -101,7 +103,7 @@ class CompletionFile:
 def open_completions(
     path: Path,
     head: Head,
-    problems: Sequence[Problem] = (),
+    problems: Questions = (),
     overwrite: bool = False,
 ) -> Iterator[CompletionFile]:
     """Open a completion file for appending, by one process; ``overwrite`` discards what is in it."""
@@ -126,7 +128,7 @@ def open_completions(
         lock.release()
 
 
-def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[Key]:
+def stored_keys(path: Path, settings: Row, problems: Questions) -> Keys:
     """Keys of the completions of a file, if there is one, that :func:`check_settings` accepts."""
     if not has_completions(path):
         return set()
@@ -135,7 +137,7 @@ def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[K
     return {key_of(row) for row in rows}
 
 
-def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) -> None:
+def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
     """Refuse to continue a file, if there is one, whose completions were created with other settings.
 
     It may have only the first of the ``problems``, or a smaller k.
@@ -153,8 +155,9 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
         if was != now:
             changed.append(f"{name} was {was!r:.80}, is {now!r:.80}")
     if changed:
-        differences = ", ".join(changed)
-        raise UsageError(f"{path} was created with other settings ({differences}): set --output_dir, or --overwrite.")
+        raise UsageError(
+            f"{path} was created with other settings ({', '.join(changed)}): set --output_dir, or --overwrite."
+        )
 
 
 def read_head(path: Path) -> Head:
@@ -164,7 +167,7 @@ def read_head(path: Path) -> Head:
     return Head.read(json.loads(lines[-1]))
 
 
-def read_completions(path: Path) -> tuple[Head, list[Row]]:
+def read_completions(path: Path) -> tuple[Head, Rows]:
     """The settings and the completions of a file, without a partly written last line."""
     head = read_head(path)
     rows = []
@@ -184,24 +187,23 @@ def key_of(row: Row) -> Key:
     return row["id"], row["sample"]
 
 
-def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:
+def keys_of(problems: Iterable[Problem], k: int) -> Keys:
     return {(problem.id, sample) for problem in problems for sample in range(k)}
 
 
-def problems_hash(problems: Sequence[Problem]) -> str:
+def problems_hash(problems: Questions) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
     asked = [[problem.id, to_messages(problem.question)] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def weights_have_changed(entry: Mapping[str, Any]) -> bool:
+def weights_have_changed(entry: Stored) -> bool:
     """Whether an entry of ``results.json`` is of weights that are no longer there: the adapter was trained again.
 
     Or the base model was replaced. A directory that is gone, and a model on the Hub, count as unchanged.
     """
-    settings = entry.get("settings", {})
     for name in ("model", "adapter"):
-        stored = settings.get(name)
+        stored = entry.get("settings", {}).get(name)
         directory = entry.get(name)
         if stored and directory and Path(directory).is_dir():
             written = max(path.stat().st_ctime_ns for path in Path(directory).iterdir())

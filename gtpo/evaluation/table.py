@@ -1,16 +1,16 @@
 """The results table as text, with the columns of Table 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
-from gtpo.evaluation.records import Entry, by_benchmark
+from gtpo.evaluation.records import Entries, Stored, by_benchmark
 from gtpo.evaluation.targets import short_name
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
 MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
 WIDTH = 80  # columns of a terminal
+Sizes = Sequence[int]  # values of k
 HEADER = [
     "",
     "Pass@k (%)",
@@ -22,10 +22,9 @@ HEADER = [
 ]
 
 
-def format_table(entries: Sequence[Entry]) -> str:
+def format_table(entries: Entries) -> str:
     """The entries as text, one block per benchmark, in percent."""
-    benchmarks = by_benchmark(entries)
-    return "\n\n".join(map(_block, benchmarks.values()))
+    return "\n\n".join(map(_block, by_benchmark(entries).values()))
 
 
 def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
@@ -39,7 +38,7 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
     """
     columns = []
     for texts in zip(*cells, strict=True):
-        shown = [printable(text) for text in texts]
+        shown = [*map(printable, texts)]
         width = max(map(len, shown))
         columns.append([text.ljust(width) for text in shown])
     first, *others = columns
@@ -61,42 +60,34 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
     return lines
 
 
-def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
+def columns_up_to(k: int, columns: Sizes) -> list[int]:
     """The columns up to k, and k itself."""
-    smaller = {column for column in columns if column <= k}
-    return sorted(smaller | {k})
+    return sorted({k, *(column for column in columns if column <= k)})
 
 
-def _block(rows: Sequence[Entry]) -> str:
+def _block(rows: Entries) -> str:
     """Title and tables of one benchmark; grader and dropped rows are the same for all rows."""
     columns = {
         "pass": _columns(rows, PASS_COLUMNS),
         "maj": _columns(rows, MAJ_COLUMNS),
     }
-    sizes = []
-    for ks in columns.values():
-        sizes.append(" ".join(f"{k:>5}" for k in ks))
+    sizes = [" ".join(f"{k:>5}" for k in ks) for ks in columns.values()]
     cells = [HEADER, ["", *sizes, "(%)", "(%)", "(%)", "95 % interval"]]
     for row in rows:
         scores = row.scores
         label = row.label
         if row.settings.get("load_in_4bit"):
             label += " (4-bit)"
-        shares = [
-            scores["format"],
-            100 - scores["finished"],
-            scores["unreadable"],
-        ]
+        shares = scores["format"], 100 - scores["finished"], scores["unreadable"]
         shown = [f"{share:.1f}" for share in shares]
         cells.append([label, *_numbers(scores, columns), *shown, _interval(row.intervals["pass"])])
         if _differs_leniently(scores):
             lenient = _numbers(scores, columns, "_lenient")
-            interval = _interval(row.intervals["pass_lenient"])
-            cells.append(["  lenient", *lenient, "", "", "", interval])
+            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
     return "\n".join([*_heading(rows), *lay_out(cells, headers=2)])
 
 
-def _heading(rows: Sequence[Entry]) -> list[str]:
+def _heading(rows: Entries) -> list[str]:
     """The lines above the table of one benchmark."""
     first = rows[0]
     title = BENCHMARK_TITLES.get(first.benchmark, first.benchmark)
@@ -106,39 +97,33 @@ def _heading(rows: Sequence[Entry]) -> list[str]:
         f"{title}: {first.problems} problems, k = {sizes}",
         f"Base model: {models}",
     ]
-    grader = first.graded_by.get("grader")
-    if grader:
+    if grader := first.graded_by.get("grader"):
         lines.append(f"Graded by {grader}")
-    dropped = ", ".join(f"{count} {reason}" for reason, count in first.dropped.items())
-    if dropped:
+    if dropped := ", ".join(f"{count} {reason}" for reason, count in first.dropped.items()):
         lines.append(f"Rows dropped: {dropped}")
     return list(map(printable, lines))
 
 
-def _columns(rows: Sequence[Entry], of_paper: Sequence[int]) -> list[int]:
+def _columns(rows: Entries, of_paper: Sizes) -> list[int]:
     """The columns of all rows."""
-    columns = {k for row in rows for k in columns_up_to(row.k, of_paper)}
-    return sorted(columns)
+    return sorted({k for row in rows for k in columns_up_to(row.k, of_paper)})
 
 
-def _numbers(scores: Mapping[str, Any], columns: Mapping[str, Sequence[int]], kind: str = "") -> list[str]:
+def _numbers(scores: Stored, columns: Mapping[str, Sizes], kind: str = "") -> list[str]:
     """The cells of pass@k and maj@k; ``kind``: ``_lenient`` for the lenient scores."""
     cells = []
     for metric, ks in columns.items():
         by_k = scores[metric + kind]
-        numbers = []
-        for k in map(str, ks):
-            number = f"{by_k[k]:5.1f}" if k in by_k else "    -"
-            numbers.append(number)
+        numbers = (f"{by_k[k]:5.1f}" if k in by_k else "    -" for k in map(str, ks))
         cells.append(" ".join(numbers))
     return cells
 
 
-def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
+def _interval(by_k: Stored) -> str:
     return "{:.1f} to {:.1f}".format(*by_k["1"])
 
 
-def _differs_leniently(scores: Mapping[str, Any]) -> bool:
+def _differs_leniently(scores: Stored) -> bool:
     """Whether a lenient score is over a point from the strict one; a user's grader gives none."""
     differences = []
     for metric in ("pass", "maj"):

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import PromptArguments, hub_name, stored_prompt
 from gtpo.errors import UsageError
@@ -16,7 +15,7 @@ from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import NOTE, resolve_model
-from gtpo.runs.directory import OUTPUTS, RunDirectory, existing_run, label_of, own_runs
+from gtpo.runs.directory import OUTPUTS, RunDirectory, Values, existing_run, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +29,9 @@ class Target:
     label: str  # in paths and in the table; empty for the base model
     adapter: Path | None = None  # its directory
     checkpoint: str | None = None  # last, best or the number of a step; None if the adapter was given directly
+
+
+Targets = Sequence[Target]
 
 
 def find_targets(
@@ -62,8 +64,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         return Target(label_of(directory), directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if (run.model / "config.json").is_file():
-        trained = run.model if checkpoint == LAST else adapter
-        model = shlex.quote(str(trained))
+        model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     label = label_of(directory)
     if checkpoint != LAST:
@@ -71,38 +72,36 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     return Target(label, adapter, checkpoint)
 
 
-def adapter_config(adapter: Path) -> dict[str, Any]:
+def adapter_config(adapter: Path) -> Values:
     """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
-    config: dict[str, Any] = json.loads(path.read_bytes())
+    config = json.loads(path.read_bytes())
     is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
     if not is_lora or config.get("layer_replication") or _rank_of(config) > 4096:  # a stranger's could fill memory
         raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
     return config
 
 
-def _rank_of(config: dict[str, Any]) -> int:
+def _rank_of(config: Values) -> int:
     """The largest rank of an adapter."""
-    patterns = config.get("rank_pattern") or {}
-    return max(config["r"], *patterns.values(), 0)
+    return max(config["r"], *(config.get("rank_pattern") or {}).values(), 0)
 
 
-def _noted(config: dict[str, Any]) -> dict[str, Any]:
+def _noted(config: Values) -> Values:
     """What our trainer noted of the base model in the config of an adapter."""
     return config.get("auto_mapping") or {}
 
 
-def max_lora_rank(targets: Sequence[Target]) -> int | None:
+def max_lora_rank(targets: Targets) -> int | None:
     """The largest rank of the adapters; None without adapters."""
-    ranks = [_rank_of(adapter_config(adapter)) for adapter in _adapters(targets)]
-    return max(ranks, default=None)
+    return max((_rank_of(adapter_config(adapter)) for adapter in _adapters(targets)), default=None)
 
 
-def _adapters(targets: Sequence[Target]) -> list[Path]:
+def _adapters(targets: Targets) -> list[Path]:
     return [target.adapter for target in targets if target.adapter]
 
 
-def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
+def choose_4bit(asked: bool | None, targets: Targets) -> bool:
     """Whether the base model is loaded in 4 bits: as asked, or as it was when the adapters were trained.
 
     Without a GPU or bitsandbytes an adapter trained on 4-bit weights is evaluated on 16 or 32 bits, with a warning.
@@ -126,8 +125,8 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
 
 
 def choose_prompts(
-    asked: dict[str, Any],
-    targets: Sequence[Target],
+    asked: Values,
+    targets: Targets,
     model: str = "",
 ) -> list[PromptArguments]:
     """How each target is asked: as the run of an adapter or model was trained, or as the flags say.
@@ -148,17 +147,15 @@ def choose_prompts(
     first, *others = prompts.values() or [PromptArguments(**of_model | asked)]
     if len(prompts) < len(targets):  # the base model gets the first one
         for other in others:
-            for name in _differing(first, other):
-                raise UsageError(f"the runs differ in --{name}, so that of the base model is ambiguous: set --{name}.")
+            for name, value in vars(first).items():
+                if value != getattr(other, name):
+                    raise UsageError(
+                        f"the runs differ in --{name}, so that of the base model is ambiguous: set --{name}."
+                    )
     return [prompts.get(target, first) for target in targets]
 
 
-def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
-    others = vars(b)
-    return [name for name, value in vars(a).items() if value != others[name]]
-
-
-def _run_settings(weights: Path) -> dict[str, Any]:
+def _run_settings(weights: Path) -> Values:
     """The settings that were saved with an adapter or model, else those of the run around it; empty without both."""
     saved = weights / "tokenizer_config.json"
     if saved.is_file():
@@ -170,7 +167,7 @@ def _run_settings(weights: Path) -> dict[str, Any]:
 
 
 def choose_model(
-    targets: Sequence[Target],
+    targets: Targets,
     asked: str | None,
     slow: bool = False,
 ) -> str:
@@ -200,7 +197,7 @@ def choose_model(
     return model
 
 
-def check_base(model: str, targets: Sequence[Target]) -> str:
+def check_base(model: str, targets: Targets) -> str:
     """The fingerprint of the base model's directory, or its Hub id; UsageError if an adapter was trained from others.
 
     Adapters of a base on the Hub, and of earlier revisions, have no fingerprint of it.
@@ -240,7 +237,7 @@ def refuse_large_model_without_gpu(model: str) -> None:
         raise UsageError(f"{model} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
 
 
-def model_label(model: str, targets: Sequence[Target]) -> str:
+def model_label(model: str, targets: Targets) -> str:
     """The label of the row without an adapter: the base model, or, alone, the merged or final model of a run."""
     if _run_settings(Path(model)) and not any(target.adapter for target in targets):
         return f"model-{label_of(Path(model))}"
