@@ -1,7 +1,7 @@
 """TRL's batches: how rows are padded, gathered and counted, and random numbers apart from those of training."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,9 +16,11 @@ from gtpo_loss import conflict_spans
 Batch = dict[str, Any]  # tensors of TRL's trainer by name: GRPOTrainer.objective lists them
 Row = dict[str, Any]  # of a dataset, or of what is logged
 Metrics = dict[str, Tensor]  # 0-d, by name
+Numbers = dict[str, float]  # by name
 Ids = list[list[int]]  # tokens without padding
-Spans = tuple[Tensor, Tensor]  # M_fw and M_bw, (B, T) each
-Scores = tuple[Tensor, Tensor]  # ln pi and H of tokens
+Pair = tuple[Tensor, Tensor]
+Spans = Pair  # M_fw and M_bw, (B, T) each
+Scores = Pair  # ln pi and H of tokens
 
 
 class Rollouts(NamedTuple):
@@ -57,18 +59,14 @@ def padded_batch(prompt_ids: Ids, completion_ids: Ids, pad_token_id: int, device
     }
 
 
-def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> Pair:
     """Token ids and their mask. Shape (B, T) each."""
-    ids = []
-    mask = []
-    for row in lists:
-        tokens = torch.tensor(row, dtype=torch.long)
-        ids.append(tokens)
-        mask.append(torch.ones_like(tokens))
+    ids = [torch.tensor(row, dtype=torch.long) for row in lists]
+    mask = [torch.ones_like(tokens) for tokens in ids]
     return pad(ids, pad_token_id, side).to(device), pad(mask, 0, side).to(device)
 
 
-def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+def log_metrics(trainer: Any, metrics: Numbers) -> None:
     """Add values to those whose mean TRL logs."""
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, value in metrics.items():

@@ -41,10 +41,10 @@ from gtpo.runs.directory import (
     rotate,
     write_manifest,
 )
+from gtpo.training.batch import Metrics, Numbers, Row
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, Any]  # what is logged at a step, or a micro-batch, by name
 BEST_WINDOW = 100  # steps of the mean that selects best/; an eighth of a run of less than 800
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
 
@@ -96,9 +96,9 @@ class BestAdapter(TrainerCallback):
         self.run = run
         self.tokenizer = tokenizer
         self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
-        self.recent: deque[tuple[int, float]] = deque(maxlen=BEST_WINDOW)  # step and score of logged lines
-        self.best: dict[str, float] = {}  # the metric, and its step
-        self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
+        self.recent: deque[Any] = deque(maxlen=BEST_WINDOW)  # (step, score) of logged lines
+        self.best: Numbers = {}  # the metric, and its step
+        self.weights: Row | None = None  # of a best adapter that is not on disk yet, by name
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if not state.global_step:
@@ -137,8 +137,7 @@ class BestAdapter(TrainerCallback):
     def _offer(self, name: Any, value: float, state: Any, model: Any, greater_is_better: bool = True) -> None:
         """Keep the adapter if it is the best one so far; every process has to call it."""
         best = self.best.get(name, -math.inf if greater_is_better else math.inf)
-        is_better = value > best if greater_is_better else value < best  # NaN is not
-        if not is_better:
+        if not (value > best if greater_is_better else value < best):  # NaN is not better
             return
         self.best = {name: value, "step": state.global_step}
         if isinstance(model, PeftModel):
@@ -171,10 +170,9 @@ class BestAdapter(TrainerCallback):
 
 def _line(logs: Row, step: int, args: Any) -> Row:
     """The line of what the trainer logs at a step."""
-    line = {"step": step}
-    for name, value in logs.items():
-        if not isinstance(value, float) or math.isfinite(value):  # JSON has neither; fp16 skips steps with an inf norm
-            line[name] = value
+    # JSON has neither NaN nor infinity; fp16 skips steps with an infinite norm
+    known = {name: value for name, value in logs.items() if not isinstance(value, float) or math.isfinite(value)}
+    line = {"step": step} | known
     if line.get("step_time") and "completion_length" in line:
         completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         line["tokens_per_second"] = line["completion_length"] * completions / line["step_time"]
@@ -227,7 +225,7 @@ class CollapseAlarm(TrainerCallback):
 
     def __post_init__(self) -> None:
         self.rang_at: int | None = None
-        self._lines: deque[tuple[int, float, float]] = deque()  # step, accuracy in points of 100, gradient norm
+        self._lines: deque[Any] = deque()  # (step, accuracy in points of 100, gradient norm)
         self._highest = -math.inf
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -345,7 +343,7 @@ class StopOnNonFinite(TrainerCallback):
         trained = {n: weight.detach() for n, weight in model.named_parameters() if weight.requires_grad}
         self._check("the updated weight", trained, args)
 
-    def _check(self, what: str, tensors: dict[str, Tensor], args: Any) -> None:
+    def _check(self, what: str, tensors: Metrics, args: Any) -> None:
         flags = []
         for tensor in tensors.values():
             part = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # each process checks its part
@@ -421,8 +419,8 @@ def save_finished_step(trainer: Any) -> str:
     return how_to_continue(RunDirectory(trainer.args.output_dir))
 
 
-def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
-    """Raise RunError, with the last finished step saved, if rewards cannot be used; every process has to call it.
+def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> Tensor:
+    """R_i, (B,). RunError, with the last finished step saved, if rewards cannot be used; every process has to call it.
 
     For what a reward function has raised, a value that is not finite, and a batch without a reward. ``rewards`` is what
     TRL has made of the rewards of all processes, shape (B, number of functions), with NaN for None; prompts and
@@ -450,9 +448,8 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
         wrong = [f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"]
     if wrong:
         save_finished_step(trainer)
-        rows = []
-        for row in zip(prompts, completions, *returned, strict=False):
-            rows.append(dict(zip(("prompt", "completion", *names), row, strict=True)))
+        columns = "prompt", "completion", *names
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
         raise non_finite_error(wrong[0], trainer, rows=rows, mend="a reward function that returns numbers, or None")
     if rewards.isnan().all():
         raise RunError(
@@ -460,6 +457,7 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
             f"{save_finished_step(trainer)}."
         )
+    return sums
 
 
 class ResumedOptimizer(TrainerCallback):
@@ -488,8 +486,13 @@ class ResumedOptimizer(TrainerCallback):
         schedule.last_epoch -= 1
         schedule.step()  # computes the rates of this step again
         if before != first["lr"] and is_main_process():
-            steps = f"the {args.lr_scheduler_type.value} schedule of {state.max_steps} steps"
-            logger.warning("the learning rate continues at %.3g, by %s (before: %.3g)", first["lr"], steps, before)
+            logger.warning(
+                "the learning rate continues at %.3g, by the %s schedule of %s steps (before: %.3g)",
+                first["lr"],
+                args.lr_scheduler_type.value,
+                state.max_steps,
+                before,
+            )
 
 
 class CompleteCheckpoints(TrainerCallback):

@@ -49,12 +49,12 @@ def check_head(trainer: Any, batch: Batch) -> None:
     logps, _ = trainer._head(causal_lm, hidden, completion)
     difference = (logps.float() - own).abs().mean()
     bound = 1e-3 + rounding * logits.abs().amax()
-    if any_process(not bool(difference <= bound), logits.device):  # NaN too
-        kind = trainer.model.config.model_type
+    if any_process(not difference <= bound, logits.device):  # NaN too
         raise RunError(
-            f"the loss does not know how {kind} models compute their logits: ln pi of {len(own)} tokens is "
-            f"{logps.mean():.3g} on average in the loss and {own.mean():.3g} by the model's logits (difference "
-            f"{difference:.2g} nats): train it with TRL's GRPOTrainer and gtpo_trl.py, or pick another model."
+            f"the loss does not know how {trainer.model.config.model_type} models compute their logits: ln pi of "
+            f"{len(own)} tokens is {logps.mean():.3g} on average in the loss and {own.mean():.3g} by the model's "
+            f"logits (difference {difference:.2g} nats): train it with TRL's GRPOTrainer and gtpo_trl.py, or pick "
+            "another model."
         )
 
 
@@ -68,12 +68,8 @@ def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
     """The relative rounding of logits: that of the coarsest dtype on their way."""
     precision = trainer.accelerator.mixed_precision
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, hidden.dtype)
-    roundings = []
-    for dtype in (of_logits, hidden.dtype, autocast):
-        roundings.append(torch.finfo(dtype).eps)
-    if hidden.is_cuda:
-        roundings.append(TF32)
-    return max(roundings)
+    rounding = max(torch.finfo(dtype).eps for dtype in (of_logits, hidden.dtype, autocast))
+    return max(rounding, TF32) if hidden.is_cuda else rounding
 
 
 def next_check(step: int) -> int:
@@ -183,18 +179,15 @@ def _short_completions(trainer: Any) -> Iterator[None]:
 
 def _move(trainer: Any, question: Batch, weights: list[Tensor], before: list[Tensor]) -> None:
     """Add noise to the weights until ln pi of a question is ``NOISE`` nats per token from the base model's."""
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    with policy.disable_adapter():
+    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
         base = score(trainer, question)
     size = 1e-3
     distance = 0.0
     while distance < NOISE and size < 100:
         size *= 2
         for weight, old in zip(weights, before, strict=True):
-            noise = torch.randn_like(weight)
-            weight.copy_(old + size * noise)
-        moved = score(trainer, question) - base
-        distance = float(moved.abs().mean())
+            weight.copy_(old + size * torch.randn_like(weight))
+        distance = float((score(trainer, question) - base).abs().mean())
 
 
 @torch.no_grad()
@@ -210,12 +203,9 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
         return
     tokens = batch["completion_mask"].sum(1).cumsum(0)
     rows = int((tokens < ENOUGH).sum()) + 1  # as few as have enough tokens
-    few = {}
-    for name, part in batch.items():
-        if isinstance(part, Tensor) and part.dim():
-            few[name] = part[:rows]
+    few = {name: part[:rows] for name, part in batch.items() if isinstance(part, Tensor) and part.dim()}
     logps = score(trainer, few)
-    if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
+    if any_process(not logps.isfinite().all(), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [few | {"logps": logps}])
     with policy.disable_adapter():
         of_base = score(trainer, few)
@@ -231,5 +221,4 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
 
 def _gap(trainer: Any, logps: Tensor, batch: Batch) -> float:
     """The mean distance to the sampler, over all processes, in nats per token."""
-    gap = sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]
-    return float(trainer.accelerator.gather(gap).mean())
+    return float(trainer.accelerator.gather(sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]).mean())

@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from gtpo.training.batch import Metrics, Rollouts, Spans
+from gtpo.training.batch import Metrics, Numbers, Pair, Rollouts, Spans
 from gtpo_loss import conflict_weights, token_places
 
 
-def conflict_counts(whole: Rollouts) -> dict[str, float]:
+def conflict_counts(whole: Rollouts) -> Numbers:
     """Conflict tokens per completion and their share."""
     forward, backward = whole.spans
     conflicts = (forward | backward).sum()
@@ -20,7 +20,7 @@ def conflict_counts(whole: Rollouts) -> dict[str, float]:
     }
 
 
-def push_metrics(whole: Rollouts, weights_of_rows: Tensor, positive_weight: float = 2.0) -> dict[str, float]:
+def push_metrics(whole: Rollouts, weights_of_rows: Tensor, positive_weight: float = 2.0) -> Numbers:
     """The push on conflict tokens by name; a span without one has none.
 
     ``weights_of_rows``: w_i, shape (B,). With A_i > 0 lambda is ``positive_weight``.
@@ -30,7 +30,7 @@ def push_metrics(whole: Rollouts, weights_of_rows: Tensor, positive_weight: floa
     strength = (advantages * weights_of_rows).float()
     weights = conflict_weights(forward | backward, advantages.float(), positive_weight)
     pushes = conflict_push(whole.ids, whole.valid, whole.spans, strength, weights, whole.group_size)
-    found: dict[str, float] = {}
+    found: Numbers = {}
     by_span = torch.stack(pushes, 1).tolist()  # one transfer to the host
     for span, (push, corrected) in zip(("", "_opening", "_closing"), by_span, strict=True):
         if not math.isnan(push):
@@ -44,8 +44,7 @@ def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) 
     lengths = completion_mask.bool().sum(-1).float()  # |o_i|
     if normalizer is None:
         normalizer = len(lengths) * lengths
-    total = torch.as_tensor(normalizer, device=lengths.device)
-    return (lengths > 0) / total.clamp(min=1)
+    return (lengths > 0) / torch.as_tensor(normalizer, device=lengths.device).clamp(min=1)
 
 
 def clip_ratios(
@@ -61,14 +60,12 @@ def clip_ratios(
     high = (ratio > 1 + epsilon_high) & (advantages > 0) & valid
     lengths = valid.sum(1)
     tokens = valid.sum().clamp(min=1)
-    low_shares = low.sum(1) / lengths  # NaN without tokens
-    high_shares = high.sum(1) / lengths
     return {
         "clip_ratio/low_mean": low.sum() / tokens,
         "clip_ratio/high_mean": high.sum() / tokens,
         "clip_ratio/region_mean": (low | high).sum() / tokens,
-        "clip_ratio/low_min": low_shares.nan_to_num(nan=1.0).amin(),
-        "clip_ratio/high_max": high_shares.nan_to_num(nan=0.0).amax(),
+        "clip_ratio/low_min": (low.sum(1) / lengths).nan_to_num(nan=1.0).amin(),  # NaN without tokens
+        "clip_ratio/high_max": (high.sum(1) / lengths).nan_to_num(nan=0.0).amax(),
     }
 
 
@@ -79,7 +76,7 @@ def conflict_push(
     strength: Tensor,
     weights: Tensor,
     group_size: int,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The net weight with which a group pushes its conflict tokens, before and after lambda.
 
         push = sum_i w_i A_i,    corrected = sum_i w_i lambda_ip A_i,    over the i that have token v at position p

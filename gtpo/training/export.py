@@ -20,7 +20,7 @@ from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.processes import is_main_process
 from gtpo.reports.summary import initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, Values
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
     ``push_to_hub`` uploads the merged model, or what was trained.
     """
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    is_adapter = isinstance(model, PeftModel)
-    trained = run.adapter if is_adapter else run.model
+    trained = run.adapter if isinstance(model, PeftModel) else run.model
     unfinished = run.path / f"{trained.name}.tmp"
     if is_main_process():
         remove(unfinished)
@@ -81,7 +80,7 @@ class Card:
         self.run = run
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Values:
         """What every card of the run says."""
         return {
             "settings": self.settings,
@@ -142,7 +141,7 @@ class Card:
             ) from error
 
 
-def _yaml(values: dict[str, Any]) -> str:
+def _yaml(values: Values) -> str:
     given = {key: value for key, value in values.items() if value is not None}
     return str(yaml.safe_dump(given, allow_unicode=True))
 

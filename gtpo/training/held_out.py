@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.batch import isolated_rng
+from gtpo.training.batch import Numbers, isolated_rng
 from gtpo.training.record import Recorder
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
@@ -37,8 +37,7 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
         for start in range(first, last, step):
             prompts = range(start, min(start + step, last))
             repeated = np.repeat(prompts, copies * group_size)
-            own = np.array_split(repeated, processes)[rank]
-            batches.append((own.tolist(), len(prompts)))
+            batches.append((np.array_split(repeated, processes)[rank].tolist(), len(prompts)))
     return batches
 
 
@@ -51,7 +50,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    ) -> Numbers:
         """TRL's evaluation, after which training continues bit-identically as without it.
 
         Each evaluation draws the same random numbers. TRL's table stays that of training, to which TRL would add the
@@ -95,21 +94,17 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         for name, values in self._metrics["eval"].items():
             known = [value for value in values if not math.isnan(value)]
-            mean = None
-            if known:
-                mean = sum(known) / len(known)
-            output.metrics[f"{metric_key_prefix}_{name}"] = mean
+            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
         self._metrics["eval"].clear()
         return output
 
     def _store_last_completion(self) -> None:
         logs = self._logs
         step = self.state.global_step
-        rewards = {name: values[-1] for name, values in logs["rewards"].items()}
         last = {
             "prompt": logs["prompt"][-1],
             "completion": logs["completion"][-1],
-            "rewards": rewards,
+            "rewards": {name: values[-1] for name, values in logs["rewards"].items()},
             "step": step,
         }
         folder = RunDirectory(self.args.output_dir).completions

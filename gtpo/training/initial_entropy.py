@@ -44,7 +44,6 @@ class InitialEntropy(TrainerCallback):
         trainer = self.trainer
         settings = trainer.gtpo
         path = RunDirectory(trainer.args.output_dir).initial_entropy
-        record: Row
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
@@ -65,12 +64,11 @@ class InitialEntropy(TrainerCallback):
         return value
 
     def _measure(self) -> Row:
-        trainer = self.trainer
         entropies = self.sampled_entropies(self._first_rows())
         return {
             "initial_entropy": sum(entropies) / len(entropies),
             "prompts": len(entropies),
-            "temperature": trainer.temperature,
+            "temperature": self.trainer.temperature,
             "per_prompt": entropies,
         }
 
@@ -109,9 +107,9 @@ class InitialEntropy(TrainerCallback):
                 completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
                 _, token_entropy = trainer.scores(trainer.model_wrapped, batch, rows_at_once)
-                entropies += completion_entropy(token_entropy, batch["completion_mask"]).tolist()
-                lengths = batch["completion_mask"].sum(1).tolist()
-                bar.count_completions([{"tokens": length} for length in lengths])
+                mask = batch["completion_mask"]
+                entropies += completion_entropy(token_entropy, mask).tolist()
+                bar.count_completions([{"tokens": length} for length in mask.sum(1).tolist()])
         return gather_object(entropies)[: len(rows)]
 
     def _rows_at_once(self, share: int) -> int:

@@ -85,10 +85,8 @@ class Recorder:
         entropy = measured.entropy
         keep = _filled(measured.keep, 1.0, entropy)
         weights = _filled(measured.token_weights, math.nan, entropy)  # of this micro-batch alone
-        columns = [inputs["row"], entropy, keep, weights / trainer.losses()]
-        rows = torch.stack(columns, 1).float()
-        scalars = {"the loss": loss.detach()}
-        scalars |= self._metrics_of(measured, logps, inputs)
+        rows = torch.stack([inputs["row"], entropy, keep, weights / trainer.losses()], 1).float()
+        scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
         self.unread.append(MicroBatch(scalars, rows, saved))
         if trainer.accelerator.sync_gradients or not trainer.model.training:
@@ -96,8 +94,7 @@ class Recorder:
 
     def _metrics_of(self, measured: Measured, logps: Tensor, inputs: Batch) -> Metrics:
         trainer = self.trainer
-        metrics = {"entropy": measured.entropy.mean()}
-        metrics |= measured.metrics or {}
+        metrics = {"entropy": measured.entropy.mean(), **(measured.metrics or {})}
         if inputs.get("sampling_per_token_logps") is not None:
             drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
             metrics |= sampler_metrics(trainer, drawn, inputs)
@@ -152,8 +149,7 @@ class Recorder:
         if is_finite.all():
             return
         part = unread[int(is_finite.argmin())]
-        entropy = part.rows[:, 1]
-        what = "the loss" if entropy.isfinite().all() else "the entropy"
+        what = "the loss" if part.rows[:, 1].isfinite().all() else "the entropy"
         raise non_finite_error(what, self.trainer, [part.inputs])
 
     def _push(self) -> None:
@@ -190,20 +186,15 @@ def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
     end_ids = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
     last = valid.sum(-1, keepdim=True) - 1
     last_ids = ids.gather(1, last.clamp(min=0))[:, 0]
-    is_end = torch.isin(last_ids, torch.tensor(end_ids, device=ids.device))
-    return (~is_end).tolist()
+    return (~torch.isin(last_ids, torch.tensor(end_ids, device=ids.device))).tolist()
 
 
-def messages(row: Row) -> list[dict[str, str]] | None:
+def messages(row: Row) -> list[Row] | None:
     """The turns of a row's prompt; None for plain text."""
     prompt = row.get("prompt")
     if not isinstance(prompt, list):
         return None
-    turns = []
-    for turn in prompt:
-        content = str(turn.get("content") or "")
-        turns.append({"role": str(turn["role"]), "content": content})
-    return turns
+    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in prompt]
 
 
 def gold_answer(row: Row) -> str | None:

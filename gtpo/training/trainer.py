@@ -210,8 +210,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        check_rewards(self, rewards, prompts, completions)
-        sums = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        sums = check_rewards(self, rewards, prompts, completions)
         self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it
         return rewards
 
@@ -270,17 +269,16 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
         return int(self.accelerator.num_processes * micro_batches)
 
-    def _of_trl(self, inputs: Batch) -> dict[str, Any]:
+    def _of_trl(self, inputs: Batch) -> Row:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
         mask = inputs["completion_mask"]
-        normalizer: Tensor | int | None = None  # the losses of micro-batches and processes are averaged
+        normalizer: Any = None  # the losses of micro-batches and processes are averaged
         if self.loss_type == "dr_grpo":
             normalizer = len(mask) * int(self.max_completion_length)
         elif self.loss_type == "bnpo":  # of this micro-batch alone
             normalizer = mask.sum().clamp(min=1)
         elif self.loss_type == "dapo":
-            count: Tensor = inputs["num_items_in_batch"].clamp(min=1)
-            normalizer = count / self.losses()
+            normalizer = inputs["num_items_in_batch"].clamp(min=1) / self.losses()
         return {
             "loss_type": self.loss_type,
             "normalizer": normalizer,
