@@ -140,7 +140,7 @@ LIMITS = {
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_400, 9.90),
     "models": Limit(7_756, 9.69),
-    "reports": Limit(6_430, 9.73),
+    "reports": Limit(6_280, 9.73),
     "runs": Limit(5_075, 9.26),
     "training": Limit(16_975, 9.64),
     "": Limit(3_725, 8.30),  # the ground

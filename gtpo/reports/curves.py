@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml, write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
-from gtpo.runs.directory import RunDirectory, existing_run, method_of
+from gtpo.runs.directory import RunDirectory, Values, existing_run, method_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",
@@ -63,14 +63,21 @@ def plot_training(runs: Mapping[str, Rows], window: int = 10, arms: Mapping[str,
     return figure
 
 
-def _plot_metric(axis: Any, label: str, rows: Rows, metric: str, window: int, style: Mapping[str, Any]) -> None:
+def _plot_metric(
+    axis: Any,
+    label: str,
+    rows: Rows,
+    metric: str,
+    window: int,
+    style: Values,
+) -> None:
     """One metric of one run: as logged, smoothed, and on held-out rows."""
     pale = {"color": style["color"], "alpha": 0.35, "linewidth": 0.8}
-    markers = {**style, "marker": "o", "markersize": 4}
+    markers = style | {"marker": "o", "markersize": 4}
     plot_run(axis, None, rows, metric, 1, pale)
     plot_run(axis, label, rows, metric, window, style)
     if metric == "accuracy":
-        dotted = {**style, "linestyle": ":", "zorder": 1.9}  # below the line of accuracy
+        dotted = style | {"linestyle": ":", "zorder": 1.9}  # below the line of accuracy
         any_format = f"{label}, any format, where it differs"
         plot_run(axis, any_format, rows, "accuracy_lenient", window, dotted)
     plot_run(axis, f"{label}, held out", rows, f"eval_{metric}", 1, markers)
@@ -88,15 +95,10 @@ def panels_of(runs: Collection[Rows]) -> dict[str, str]:
     for rows in runs:
         rewards.update(reward_names(rows))
         for row in rows:
-            for metric, value in row.items():
-                if value is not None:
-                    logged.add(metric)
-    panels = {}
-    for name in sorted(rewards - {"format_reward", "accuracy_reward"}):
-        panels[f"rewards/{name}/mean"] = name
-    for metric, label in PANELS.items():
-        if metric in logged:
-            panels[metric] = label
+            logged.update(metric for metric, value in row.items() if value is not None)
+    own = sorted(rewards - {"format_reward", "accuracy_reward"})
+    panels = {f"rewards/{name}/mean": name for name in own}
+    panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
     if len(panels) < 2:
         panels = {"loss": "loss"} | panels
     return panels
@@ -140,7 +142,7 @@ def arm_of_run(run: RunDirectory) -> str:
     return arm_of(method_of(run) or "", run.read_config())
 
 
-def arm_of(method: str, settings: Mapping[str, Any]) -> str:
+def arm_of(method: str, settings: Values) -> str:
     """The key of ``COLORS`` of gtpo, grpo or sft with some settings; those that are not given have their defaults."""
     if settings.get("objective"):
         return "objective"  # of a user: black
@@ -151,32 +153,30 @@ def arm_of(method: str, settings: Mapping[str, Any]) -> str:
     if not settings.get("conflict_correction", True):
         return "entropy_control"
     is_filtered = settings.get("entropy_filter") != "off"
-    is_regularized = settings.get("gamma") != 0
-    return "gtpo" if is_filtered or is_regularized else "correction"
+    return "gtpo" if is_filtered or settings.get("gamma") != 0 else "correction"
 
 
-def line_styles(arms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def line_styles(arms: Mapping[str, str]) -> dict[str, Values]:
     """The style of each legend label, by its arm: a color for the arm, a dash for each label of the same arm."""
     used: Counter[str] = Counter()
     styles = {}
     for label, arm in arms.items():
-        dash = used[arm] % len(DASHES)
-        used[arm] += 1
         styles[label] = {
             "color": COLORS.get(arm, "black"),
-            "linestyle": DASHES[dash],
+            "linestyle": DASHES[used[arm] % len(DASHES)],
             "linewidth": LINE_WIDTH,
         }
+        used[arm] += 1
     return styles
 
 
-def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int, style: Mapping[str, Any]) -> None:
+def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int, style: Values) -> None:
     steps, values = curve_of(rows, metric, window)
     if steps:
         axis.plot(steps, values, label=legend, **style)
 
 
-def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
+def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: Values) -> None:
     """The mean of one curve per seed, and from three seeds on its 95 % interval as a band; gaps where a seed is NaN."""
     means = []
     low = []
@@ -198,7 +198,7 @@ def plot_ln2(axis: Any) -> None:
 
 def add_legend(figure: Any, title: str | None = None) -> None:
     """One legend below all panels, without duplicate labels."""
-    handles: dict[str, Any] = {}
+    handles: Values = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

@@ -10,7 +10,7 @@ import io
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from operator import itemgetter
@@ -25,7 +25,7 @@ from gtpo.files import write_atomically
 from gtpo.reports.curves import arm_of_run, plot_training
 from gtpo.reports.metrics import Rows, finite_values, reward_names
 from gtpo.reports.summary import TEMPLATES, find_problems, initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory, command_of, existing_run, method_of
+from gtpo.runs.directory import RunDirectory, Values, command_of, existing_run, method_of
 from gtpo.runs.script import run_script
 from gtpo_loss import conflict_weights
 
@@ -46,7 +46,7 @@ class Group:
     weights: list[list[float]]  # lambda of each token, Eq. 9
     entropy: list[float]  # <H>_i in nats
     keep: list[float]  # delta: 0 for a completion that the entropy filter drops, else 1
-    messages: list[dict[str, Any]] | None = None  # the turns of the prompt, {role, content}; None for plain text
+    messages: list[Values] | None = None  # the turns of the prompt, {role, content}; None for plain text
     gold_answer: str | None = None
     cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
 
@@ -55,8 +55,7 @@ class Group:
         weighted = zip(self.weights[i], self.tokens[i], strict=True)
         spans = []
         for weight, run in itertools.groupby(weighted, key=itemgetter(0)):
-            tokens = [token for _, token in run]
-            text = "".join(tokens)
+            text = "".join(token for _, token in run)
             spans.append((text.replace("\n", "↵"), weight))
         return spans
 
@@ -160,7 +159,7 @@ def _curves(run: RunDirectory, name: str, rows: Rows) -> str:
 
 
 def _read_groups(
-    run: RunDirectory, settings: Mapping[str, Any], rewards: Sequence[str], count: int
+    run: RunDirectory, settings: Values, rewards: Sequence[str], count: int
 ) -> tuple[list[tuple[int, str]], list[Sample]]:
     """Of so many stored tables (step, HTML) of the first group, and its first completion.
 
@@ -196,8 +195,7 @@ def _spread(paths: Sequence[Path], count: int) -> list[Path]:
 def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
-    found = sorted(run.completions.glob("held_out_*.json"))
-    for path in _spread(found, count):
+    for path in _spread(sorted(run.completions.glob("held_out_*.json")), count):
         stored = json.loads(path.read_bytes())
         prompt = logged_text(stored["prompt"])
         completion = logged_text(stored["completion"])

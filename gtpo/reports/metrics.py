@@ -3,11 +3,11 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from gtpo.runs.directory import is_held_out
+from gtpo.runs.directory import Values, is_held_out
 
-Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
+Rows = list[Values]  # as RunDirectory.read_metrics returns them
+Numbers = list[float]
 
 
 def of_training(rows: Rows) -> Rows:
@@ -20,38 +20,27 @@ def reward_names(rows: Rows) -> list[str]:
     names: dict[str, None] = {}
     for row in rows:
         for key in row:
-            match = re.fullmatch("rewards/(.+)/mean", key)
-            if match:
+            if match := re.fullmatch("rewards/(.+)/mean", key):
                 names[match[1]] = None
     return list(names)
 
 
-def finite_values(rows: Rows, metric: str) -> list[float]:
+def finite_values(rows: Rows, metric: str) -> Numbers:
     """The values of a metric that are finite numbers."""
-    values = []
-    for row in rows:
-        value = row.get(metric)
-        if isinstance(value, int | float) and math.isfinite(value):
-            values.append(value)
-    return values
+    values = (row.get(metric) for row in rows)
+    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def smooth(values: Sequence[float], window: int) -> list[float]:
+def smooth(values: Sequence[float], window: int) -> Numbers:
     """Trailing mean over the last ``window`` values; over fewer at the start."""
     means = []
     for end in range(1, len(values) + 1):
-        start = max(0, end - window)
-        last = values[start:end]
+        last = values[max(0, end - window) : end]
         means.append(sum(last) / len(last))  # NaN and infinity stay: a curve has a gap there
     return means
 
 
-def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], list[float]]:
+def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], Numbers]:
     """The steps that logged a metric, and its smoothed values there."""
-    logged = {}
-    for row in rows:
-        value = row.get(metric)
-        if value is not None:
-            logged[row["step"]] = value
-    values = list(logged.values())
-    return list(logged), smooth(values, window)
+    logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+    return list(logged), smooth(list(logged.values()), window)

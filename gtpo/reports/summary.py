@@ -18,8 +18,8 @@ from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
 from gtpo.files import read_own
 from gtpo.processes import is_main_process
-from gtpo.reports.metrics import Rows, finite_values, of_training, reward_names
-from gtpo.runs.directory import RunDirectory, is_held_out
+from gtpo.reports.metrics import Numbers, Rows, finite_values, of_training, reward_names
+from gtpo.runs.directory import RunDirectory, Values, is_held_out
 from gtpo.runs.script import training_begins
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,11 @@ def scores(rows: Rows) -> list[str]:
 def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
     """A line with the scores on the training prompts, and one with those on the held-out rows, as far as they exist."""
     lines = []
-    found = scores(rows)
-    if found:
+    if found := scores(rows):
         window = _window_of(rows)
         steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
         lines.append(f"{steps}: {', '.join(found)}")
-    held_out = held_out_text(rows, run.read_best())
-    if held_out:
+    if held_out := held_out_text(rows, run.read_best()):
         lines.append(held_out)
     return lines
 
@@ -133,7 +131,7 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
     return problems
 
 
-def _means_and_stds(rows: Rows, reward: str) -> tuple[list[float], list[float]]:
+def _means_and_stds(rows: Rows, reward: str) -> tuple[Numbers, Numbers]:
     return finite_values(rows, f"rewards/{reward}/mean"), finite_values(rows, f"rewards/{reward}/std")
 
 
@@ -171,7 +169,7 @@ class RunMessages(TrainerCallback):
     def __init__(self, settings: Settings, prompts: int) -> None:
         self.settings = settings
         self.prompts = prompts
-        self.recent: deque[dict[str, Any]] = deque(maxlen=PROBLEM_STEPS)
+        self.recent: deque[Values] = deque(maxlen=PROBLEM_STEPS)
         self.told = {"constant"}  # said at the end: of a few steps it also means that the task is learned
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -199,8 +197,7 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
     if settings.method != "sft":
         size = settings.group_size
         groups = counted(count // size, "prompt")
-        longest = _length_limit(settings)
-        each = f"{groups} x {size} completions of at most {longest:,} tokens"
+        each = f"{groups} x {size} completions of at most {_length_limit(settings):,} tokens"
     what = f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}"
     how = f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
     if done:
@@ -213,8 +210,7 @@ def log_summary(trainer: Any, settings: Settings) -> None:
     seconds = None
     for row in trainer.state.log_history:
         seconds = row.get("train_runtime", seconds)
-    rows = RunDirectory(settings.output_dir).read_metrics()
-    for line in end_lines(settings, rows, seconds):
+    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics(), seconds):
         logger.warning(line)
 
 

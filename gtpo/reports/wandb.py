@@ -10,7 +10,7 @@ from typing import Any
 
 from gtpo.arguments import Settings
 from gtpo.files import remove, write_atomically
-from gtpo.runs.directory import RunDirectory, run_label
+from gtpo.runs.directory import RunDirectory, Values, run_label
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def start_wandb(settings: Settings) -> Any:
     name = run_directory.path.name
     identity = run_directory.wandb_id
     mode = os.environ.get("WANDB_MODE")
-    options: dict[str, Any] = {
+    options: Values = {
         "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],
         "config": {"method": method} | settings.to_dict(),
         "project": os.environ.get("WANDB_PROJECT", "gtpo"),
