@@ -138,7 +138,7 @@ LIMITS = {
     "data": Limit(8_042, 9.64),
     "evaluation": Limit(14_225, 9.73),
     "forward": Limit(12_000, 10.10),
-    "grading": Limit(12_400, 9.90),
+    "grading": Limit(12_275, 9.83),
     "models": Limit(7_756, 9.69),
     "reports": Limit(6_280, 9.73),
     "runs": Limit(5_075, 9.26),

@@ -8,7 +8,7 @@ from gtpo.grading.algebra import TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, split_top_level
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
-from gtpo.grading.structure import parse_structure
+from gtpo.grading.structure import Items, parse_structure
 from gtpo.grading.units import split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
@@ -197,14 +197,14 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     return False
 
 
-def is_ranking(items: tuple[str, ...]) -> bool:
+def is_ranking(items: Items) -> bool:
     """True for a list of words, whose order counts."""
     return any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items)
 
 
 def _same_items(
-    a: tuple[str, ...],
-    b: tuple[str, ...],
+    a: Items,
+    b: Items,
     budget: TimeBudget,
     *,
     ordered: bool,
@@ -251,8 +251,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     if are_words or (are_letters and min(len(x), len(y)) > 1):
         return squash(x) == squash(y) != ""  # on is not no, abc is not cba
     letters, others = _variables(x), _variables(y)
-    lower = set(map(str.lower, letters))
-    if letters != others and lower == set(map(str.lower, others)):
+    if letters != others and set(map(str.lower, letters)) == set(map(str.lower, others)):
         return False  # the grammar reads X as x
     has_number = parse_number(x) or parse_number(y)
     if has_number and (letters or others) and "\\" not in x + y:

@@ -7,7 +7,8 @@ from functools import lru_cache
 from gtpo.grading.latex import OPENING, TABLES, closing_index, split_top_level
 from gtpo.grading.numerals import product
 
-Structure = tuple[str, tuple[str, ...]]
+Items = tuple[str, ...]
+Structure = tuple[str, Items]
 
 _MATRIX = re.compile(
     r"(?P<factor>[^&|]*?)\*?(?P<bar>\||\\det\(?)?\\begin\{(?P<kind>[pv]matrix|cases)\}(?P<body>.*)"
@@ -21,8 +22,7 @@ _COMPONENT = re.compile(  # +2\hat{j}, 2j
 @lru_cache(maxsize=2**14)
 def parse_structure(text: str) -> Structure:
     """(kind, items); kinds: the two brackets, "matrix N" (N columns), "cases", "list", "set", "union", "" (scalar)."""
-    special = _matrix(text) if "\\begin" in text else _vector(text)
-    if special:
+    if special := _matrix(text) if "\\begin" in text else _vector(text):
         return special
     items = split_top_level(text, "[,;]")
     if len(items) > 1:
@@ -33,8 +33,7 @@ def parse_structure(text: str) -> Structure:
     body = text.removeprefix("\\")
     if body and body[0] in OPENING and closing_index(body, 0) == len(body) - 1:
         inner = body[1:-1].removesuffix("\\")
-        bracketed = _bracketed(body[0] + body[-1], inner)
-        if bracketed:
+        if bracketed := _bracketed(body[0] + body[-1], inner):
             return bracketed
     signs = _expand_signs([text])
     if len(signs) > 1:
@@ -51,10 +50,7 @@ def _matrix(text: str) -> Structure | None:
     if not match or "\\begin" in match["body"]:
         return None
     lines = match["body"].replace("\\cr", "\\\\").split("\\\\")
-    rows = []
-    for line in lines:
-        if line.strip():
-            rows.append(re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")))
+    rows = [re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")) for line in lines if line.strip()]
     widths = {len(row) for row in rows}
     if len(widths) != 1:
         return None
@@ -70,8 +66,7 @@ def _matrix(text: str) -> Structure | None:
         determinant = TABLES["determinants"].get(len(entries))
         if not determinant or columns != len(rows):
             return None
-        value = determinant.format(*entries)
-        return "", (f"{factor}({value})",)
+        return "", (f"{factor}({determinant.format(*entries)})",)
     if factor:
         factor = "-1" if factor == "-" else factor
         entries = tuple(product(factor, entry) for entry in entries)
@@ -85,10 +80,8 @@ def _vector(text: str) -> Structure | None:
     terms = _COMPONENT.findall(text)
     found = {}
     for sign, factor, marked, bare in terms:
-        minus = sign.replace("+", "")
-        found[marked or bare] = minus + (factor or "1")
-    rest = _COMPONENT.sub("", text)
-    if rest or len(found) < max(2, len(terms)):
+        found[marked or bare] = sign.replace("+", "") + (factor or "1")
+    if _COMPONENT.sub("", text) or len(found) < max(2, len(terms)):
         return None
     names = "ijk" if "k" in found else "ij"
     return "()", tuple(found.get(name, "0") for name in names)
@@ -115,7 +108,7 @@ def _bracketed(kind: str, inner: str) -> Structure | None:
     return None
 
 
-def _expand_signs(items: list[str]) -> tuple[str, ...]:
+def _expand_signs(items: list[str]) -> Items:
     r"""The items, with ``1 \pm \sqrt 2`` replaced by its two values."""
     return tuple(value for item in items for value in _plus_minus(item))
 

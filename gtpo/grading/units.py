@@ -13,12 +13,14 @@ from gtpo.grading.latex import TABLES, TEXT_COMMANDS, bracket_balance
 from gtpo.grading.normal_form import rewrite
 from gtpo.grading.numerals import as_fraction, parse_number, product
 
+Power = tuple[str, int]  # a base unit, or a word, and its power
+
 
 class Unit(NamedTuple):
     """Size in base units, and the power of each base unit."""
 
     size: Fraction
-    dimension: frozenset[tuple[str, int]]
+    dimension: frozenset[Power]
 
 
 class Measure(NamedTuple):
@@ -99,8 +101,7 @@ def split_unit(text: str) -> Measure:
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
-        found = _measure(match["value"].strip(), match["unit"], is_marked=bool(marked))
-        if found:
+        if found := _measure(match["value"].strip(), match["unit"], is_marked=bool(marked)):
             return found
     return Measure(text, None)
 
@@ -110,15 +111,14 @@ def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
     factors = _factors(rewrite(written, "unit"))
     if not value or not factors or bracket_balance(value):
         return None
-    words = [word for word, _ in factors]
-    names = [word.lower() for word in words]
+    names = [word.lower() for word, _ in factors]
     if not _NOT_UNITS.isdisjoint(names):
         return None
     scale = TABLES["scales"].get(names[0])
     if scale and len(names) == 1:
         return Measure(f"{value}*{scale}", None)
     is_plural = re.search(r"[a-z]{3}s$", names[-1])
-    if not (is_marked or is_plural or _unit_named(words[-1])):
+    if not (is_marked or is_plural or _unit_named(factors[-1][0])):
         return None
     is_letter = not is_marked and len(written.strip()) == 1
     if written.startswith(" ") and parse_number(value):
@@ -126,7 +126,7 @@ def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
     return Measure(value, _product(factors), is_letter)
 
 
-def _factors(flat: str) -> list[tuple[str, int]]:
+def _factors(flat: str) -> list[Power]:
     """(name, power) of each factor: ``kg m / s^2``, ``square feet per minute``; empty if that is not all."""
     factors, position, sign = [], 0, 1
     while match := _FACTOR.match(flat, position):
@@ -148,7 +148,7 @@ def _unit_named(word: str) -> Unit | None:
     return None
 
 
-def _product(factors: list[tuple[str, int]]) -> Unit:
+def _product(factors: list[Power]) -> Unit:
     size, dimension = Fraction(1), Counter[str]()
     for word, power in factors:
         unit = _unit_named(word) or LABEL
@@ -157,5 +157,4 @@ def _product(factors: list[tuple[str, int]]) -> Unit:
         size *= unit.size**power
         for base, times in unit.dimension:
             dimension[base] += times * power
-    powers = [(base, power) for base, power in dimension.items() if power]
-    return Unit(size, frozenset(powers))
+    return Unit(size, frozenset(item for item in dimension.items() if item[1]))

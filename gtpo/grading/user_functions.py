@@ -19,6 +19,9 @@ from gtpo.errors import RunError, UsageError, first_line, nearest
 from gtpo.grading.latex import TABLES
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
+Known = Mapping[str, Reward]
+Columns = Mapping[str, Any]  # what a reward function is called with, by name
+Returned = list[float | None]
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
@@ -29,7 +32,7 @@ OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 
 def load_rewards(
     names: Sequence[str],
-    known: Mapping[str, Reward],
+    known: Known,
     columns: Collection[str],
     noun: str = "reward",
 ) -> "list[CheckedReward]":
@@ -74,7 +77,7 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
     return copies
 
 
-def import_named(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
+def import_named(name: str, known: Known, noun: str) -> Reward:
     module, _, function = name.rpartition(":")
     if not module:
         choice = ", ".join([*known, "file.py:function"])
@@ -114,7 +117,7 @@ class CheckedReward:
         self.name = name
         self.noun = noun
         self.prefill = ""
-        self.returned: list[float | None] = []
+        self.returned: Returned = []
         self.defers = False
         self.failure: RunError | None = None
 
@@ -126,7 +129,7 @@ class CheckedReward:
         except (Exception, SystemExit) as error:
             return self._failed(error, kwargs, self._row_that_fails(kwargs))
 
-    def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _arguments(self, kwargs: Columns) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
         arguments: dict = {
             name: copy.deepcopy(value) if isinstance(value, list) else value for name, value in kwargs.items()
@@ -147,7 +150,7 @@ class CheckedReward:
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
         of_trl(str(name), float(value) if log == "log_metric" else list(value))
 
-    def _failed(self, error: BaseException, kwargs: Mapping[str, Any], row: int | None) -> list[float | None]:
+    def _failed(self, error: BaseException, kwargs: Columns, row: int | None) -> Returned:
         """Raise the error with its place and row, or keep it."""
         failure = error
         if not isinstance(failure, RunError):
@@ -165,7 +168,7 @@ class CheckedReward:
         self.returned = [0.0] * len(kwargs.get("completions", ()))
         return self.returned
 
-    def _row_that_fails(self, kwargs: Mapping[str, Any]) -> int | None:
+    def _row_that_fails(self, kwargs: Columns) -> int | None:
         """The first row with which the function raises alone; None if it needs others for it."""
         count = len(kwargs.get("completions", ()))
         for row in range(count):
@@ -179,7 +182,7 @@ class CheckedReward:
                 return row
         return None
 
-    def _checked(self, values: Any, kwargs: Mapping[str, Any]) -> list[float | None]:
+    def _checked(self, values: Any, kwargs: Columns) -> Returned:
         """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.
 
         The trainer refuses both in ``returned``.
@@ -200,7 +203,7 @@ class CheckedReward:
 
 
 class _CheckedAsyncReward(CheckedReward):
-    async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:  # TRL awaits it
+    async def __call__(self, *args: Any, **kwargs: Any) -> Returned:  # TRL awaits it
         self.failure = None
         try:
             values = await self.function(*args, **self._arguments(kwargs))
@@ -219,7 +222,7 @@ def place_of(error: BaseException, caller: str) -> str:
     return place
 
 
-def _described(kwargs: Mapping[str, Any], row: int) -> str:
+def _described(kwargs: Columns, row: int) -> str:
     """A row for a message: the start of each of its values."""
     shown = kwargs.keys() & {"completions", "answer"}
     columns = {name: shorten(str(kwargs[name][row]), 120) for name in sorted(shown, reverse=True)}

@@ -22,6 +22,9 @@ SCRIPT = Path(__file__).resolve().with_name("symbolic.py")
 CHILD = SCRIPT.with_name("child.py")
 
 
+Answer = tuple[bytes, float]  # reply, and the seconds taken
+
+
 class ComparisonFailed(Exception):
     """A comparison that exceeded its time or memory limit."""
 
@@ -64,7 +67,7 @@ class Worker:
             raise ComparisonFailed
         return reply == b"1", seconds
 
-    def ask(self, request: bytes, limit: float) -> tuple[bytes, float]:
+    def ask(self, request: bytes, limit: float) -> Answer:
         """(reply, seconds taken). The reply is empty if the ``limit`` in seconds is exceeded or the process dies."""
         with self._lock:
             reply, seconds = self._request(request, limit)
@@ -91,7 +94,7 @@ class Worker:
             self._connection.close()
         self.process, self._connection, self._lock = None, None, threading.Lock()
 
-    def _request(self, request: bytes, limit: float) -> tuple[bytes, float]:
+    def _request(self, request: bytes, limit: float) -> Answer:
         """(reply, seconds taken). The reply is empty, and the process stopped, if it is late or dies."""
         connection = self._connect()
         start = time.monotonic()
