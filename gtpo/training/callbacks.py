@@ -420,11 +420,11 @@ def save_finished_step(trainer: Any) -> str:
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> Tensor:
-    """R_i, (B,). RunError, with the last finished step saved, if rewards cannot be used; every process has to call it.
+    """R_i, shape (B,); RunError, with the last finished step saved, if rewards cannot be used.
 
-    For what a reward function has raised, a value that is not finite, and a batch without a reward. ``rewards`` is what
-    TRL has made of the rewards of all processes, shape (B, number of functions), with NaN for None; prompts and
-    completions are of this process.
+    Every process has to call it. The error is for what a reward function has raised, a value that is not finite, and a
+    batch without a reward. ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of
+    functions), with NaN for None; prompts and completions are of this process.
     """
     names = trainer.reward_func_names
     failures = []
