@@ -35,13 +35,13 @@ from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     RunDirectory,
+    Values,
     damage,
     is_held_out,
     resume_command,
     rotate,
     write_manifest,
 )
-from gtpo.training.batch import Metrics, Numbers, Row
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,8 @@ class BestAdapter(TrainerCallback):
         self.tokenizer = tokenizer
         self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
         self.recent: deque[Any] = deque(maxlen=BEST_WINDOW)  # (step, score) of logged lines
-        self.best: Numbers = {}  # the metric, and its step
-        self.weights: Row | None = None  # of a best adapter that is not on disk yet, by name
+        self.best: Values = {}  # the metric, and its step
+        self.weights: Values | None = None  # of a best adapter that is not on disk yet, by name
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if not state.global_step:
@@ -127,7 +127,7 @@ class BestAdapter(TrainerCallback):
         scores = [score for step, score in self.recent if step > first]
         self._offer("accuracy", sum(scores) / len(scores), state, model)
 
-    def _add(self, logs: Row, step: int) -> bool:
+    def _add(self, logs: Values, step: int) -> bool:
         """Keep the score of a logged line; whether it has one: a mean over the steps since the line before."""
         score = logs.get("accuracy", logs.get("reward"))
         if score is not None:
@@ -154,7 +154,7 @@ class BestAdapter(TrainerCallback):
             return
         unfinished = self.run.path / "best.tmp"
         remove(unfinished)
-        options: Row = {}
+        options: Values = {}
         if isinstance(model, PeftModel):
             options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
@@ -168,7 +168,7 @@ class BestAdapter(TrainerCallback):
         self.on_save(args, state, control, **kwargs)
 
 
-def _line(logs: Row, step: int, args: Any) -> Row:
+def _line(logs: Values, step: int, args: Any) -> Values:
     """The line of what the trainer logs at a step."""
     # JSON has neither NaN nor infinity; fp16 skips steps with an infinite norm
     known = {name: value for name, value in logs.items() if not isinstance(value, float) or math.isfinite(value)}
@@ -261,7 +261,7 @@ class CollapseAlarm(TrainerCallback):
                 ", and training ends" if self.stop else "",
             )
 
-    def _fall_and_norm(self, step: int, line: Row) -> tuple[float, float]:
+    def _fall_and_norm(self, step: int, line: Values) -> tuple[float, float]:
         """Points below the highest trailing mean, and the trailing mean of the gradient norm; 0 before a full window.
 
         A logged line stands for the steps since the line before it.
@@ -343,7 +343,7 @@ class StopOnNonFinite(TrainerCallback):
         trained = {n: weight.detach() for n, weight in model.named_parameters() if weight.requires_grad}
         self._check("the updated weight", trained, args)
 
-    def _check(self, what: str, tensors: Metrics, args: Any) -> None:
+    def _check(self, what: str, tensors: Values, args: Any) -> None:
         flags = []
         for tensor in tensors.values():
             part = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # each process checks its part
@@ -360,8 +360,8 @@ class StopOnNonFinite(TrainerCallback):
 def non_finite_error(
     what: str,
     trainer: Any,
-    batches: Sequence[Row] = (),
-    rows: Sequence[Row] = (),
+    batches: Sequence[Values] = (),
+    rows: Sequence[Values] = (),
     mend: str = "a lower --learning_rate, --max_grad_norm or --temperature",
 ) -> RunError:
     """The error for a non-finite value, after what is known of the step is saved in the run directory.
@@ -386,7 +386,7 @@ def how_to_continue(run: RunDirectory) -> str:
     return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
 
 
-def save_failed_step(trainer: Any, batches: Sequence[Row], rows: Sequence[Row]) -> Path:
+def save_failed_step(trainer: Any, batches: Sequence[Values], rows: Sequence[Values]) -> Path:
     """Write what is known of the current step to ``not-finite-step-N/`` of the run, a file of each process."""
     directory = Path(trainer.args.output_dir) / f"not-finite-step-{trainer.state.global_step + 1}"
     directory.mkdir(exist_ok=True)
