@@ -318,7 +318,7 @@ class Settings:
     gtpo: Any = None  # GTPOArguments
     settings: Any = None  # the dataclass Settings of --objective
     given: Values = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
-    made_from: dict[str, str] = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
+    made_from: Values = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
     changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
 
     @property

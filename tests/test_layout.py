@@ -139,11 +139,11 @@ LIMITS = {
     "evaluation": Limit(14_225, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_275, 9.83),
-    "models": Limit(7_756, 9.69),
+    "models": Limit(7_743, 9.68),
     "reports": Limit(6_280, 9.73),
-    "runs": Limit(5_075, 9.26),
+    "runs": Limit(4_997, 9.15),
     "training": Limit(16_980, 9.64),
-    "": Limit(3_725, 8.30),  # the ground
+    "": Limit(3_717, 8.29),  # the ground
 }
 PACKAGE_LIMIT = Limit(94_370, 9.75)
 PAPER_LIMIT = Limit(10_910, 10.80)

@@ -137,7 +137,7 @@ def choose_training_backend(backend: str = "auto", model: str | None = None) -> 
 def plans_unsloth(values: Values) -> bool:
     """Whether Unsloth trains a run with these settings on the machine that they are for, which may be another one."""
     automatic = not values["use_cpu"] and values["model"] != "tiny"
-    return bool(values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic))
+    return values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic)
 
 
 def uses_unsloth() -> bool:

@@ -196,7 +196,7 @@ def _lengths(values: Values) -> tuple[int, int]:
 def _generated(values: Values) -> int:
     """Completions that are generated together."""
     batches = values.get("steps_per_generation") or values["gradient_accumulation_steps"]
-    return int(values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches)
+    return values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches
 
 
 class VllmShare(NamedTuple):
@@ -250,7 +250,7 @@ def _utilization(need: float, total: float) -> float:
 
 
 def _shares_with_vllm(values: Values) -> bool:
-    return bool(values.get("use_vllm") and values["vllm_mode"] == "colocate")
+    return values.get("use_vllm", False) and values["vllm_mode"] == "colocate"
 
 
 def fit(shape: Shape, values: Values, size: float) -> str:
@@ -317,7 +317,7 @@ def gpu_memory() -> float | None:
     import torch
 
     if gpu_is_available():
-        return float(torch.cuda.get_device_properties(gpu_index()).total_memory / GIB)
+        return torch.cuda.get_device_properties(gpu_index()).total_memory / GIB
     return None
 
 
@@ -416,7 +416,7 @@ def hours(settings: Settings, steps: int) -> list[str]:
 def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
     """Hours of steps of one prompt, each with so many tokens in sequence and ``group`` completions."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
-    return float(steps * seconds / 3600)
+    return steps * seconds / 3600
 
 
 def _host_memory() -> float:

@@ -125,7 +125,7 @@ def _read_json(path: Path) -> Values:
 
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories that have a key of ``FILES``, least recently written first."""
-    written: dict[Path, float] = {}
+    written = {}
     for directory in directories:
         for name in FILES[having]:
             for path in directory.rglob(name):
@@ -176,11 +176,11 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     script = f"train_{method_of(run)}.py"
     settings = run.read_config()
     nowhere = (None, False, "none", "0.0.0.0")  # the host that TRL takes by default
-    names = [*REMOTE_SETTINGS, "objective"]
-    again = {name: settings[name] for name in names if settings.get(name) not in nowhere}
+    again = {name: settings[name] for name in (*REMOTE_SETTINGS, "objective") if settings.get(name) not in nowhere}
     if ":" in "".join(settings.get("reward", [])):
         again["reward"] = settings["reward"]
-    script = sys.argv[0] if Path(sys.argv[0]).name == script else script
+    if Path(sys.argv[0]).name == script:
+        script = sys.argv[0]
     return shlex.join(["python", script, *flags, *to_argv(again)])
 
 
@@ -207,8 +207,11 @@ def check_base(adapter: Path) -> None:
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
     apply_umask(checkpoint)
-    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
-    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in paths}
+    files = {
+        str(path.relative_to(checkpoint)): _sha256(path)
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 
@@ -253,7 +256,7 @@ def latest_complete(run: Path) -> Path | None:
 def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
     """Whether a run has no step left after a complete checkpoint; ``max_steps`` is below 1 for whole epochs."""
     state = json.loads((checkpoint / "trainer_state.json").read_bytes())
-    return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
+    return state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
 
 
 def rotate(run: Path, limit: int) -> None:

@@ -54,7 +54,7 @@ def git_revision() -> str | None:
         return None
 
 
-def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] | None) -> dict[str, str]:
+def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] | None) -> Values:
     """A hash of the training rows, of the held-out rows, and of each file of a user's rewards and objective."""
     found = {"rows": _hash_of_rows(rows)}
     if held_out is not None:

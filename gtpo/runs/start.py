@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
     _log_changes(run, settings, checkpoint, changed, before)
 
 
-def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str, str]) -> None:
+def _check_objective(run: RunDirectory, settings: Settings, before: Values) -> None:
     """Refuse to resume with another file of ``--objective``."""
     name = settings.reward and settings.reward.objective
     if name and settings.made_from.get(name) != before.get(name, ""):
@@ -173,13 +172,8 @@ def _check_objective(run: RunDirectory, settings: Settings, before: Mapping[str,
         )
 
 
-def _log_changes(
-    run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Mapping[str, str]
-) -> None:
-    texts = []
-    for name, (old, new) in changed.items():
-        if name not in _NOT_OF_TRAINING:
-            texts.append(f"--{name} {new} (before: {old})")
+def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Values) -> None:
+    texts = [f"--{name} {new} (before: {old})" for name, (old, new) in changed.items() if name not in _NOT_OF_TRAINING]
     if steps_are_done(checkpoint, settings.trainer.max_steps):
         if texts:
             raise UsageError(
@@ -196,7 +190,7 @@ def _log_changes(
 
 def _changed(stored: Values, settings: Settings) -> _Changes:
     """The settings that are not as stored; names that a run of an earlier revision lacks have not changed."""
-    known = {name_of(name): value for name, value in stored.items()} | dict(stored)
+    known = {name_of(name): value for name, value in stored.items()} | stored
     changed = {}
     for name, new in settings.to_dict().items():
         old = known.get(name, new)
