@@ -135,11 +135,11 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(5_894, 9.40),
-    "data": Limit(8_042, 9.64),
+    "data": Limit(7_888, 9.47),
     "evaluation": Limit(14_225, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_275, 9.83),
-    "models": Limit(7_743, 9.68),
+    "models": Limit(7_708, 9.62),
     "reports": Limit(6_280, 9.73),
     "runs": Limit(4_997, 9.15),
     "training": Limit(16_980, 9.64),

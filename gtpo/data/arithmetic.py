@@ -51,9 +51,8 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
             "-": total - number,
             "*": total * number,
         }[operation]
-        event = _EVENTS[operation].format(number)
-        story.append(f"{name} {event}.")
+        story.append(f"{name} {_EVENTS[operation].format(number)}.")
         working.append(f"{total} {operation} {number} = {result}")
         total = result
-    question = f"{' '.join(story)} How many {thing} does {name} have?"
-    return {"question": question, "gold": str(total), "reasoning": "\n".join(working)}
+    story.append(f"How many {thing} does {name} have?")
+    return {"question": " ".join(story), "gold": str(total), "reasoning": "\n".join(working)}

@@ -11,7 +11,7 @@ import os
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -66,10 +66,13 @@ class Problem:
     id: str  # BENCHMARK/NUMBER
     question: Any  # text, or a conversation
     gold: str
-    columns: dict[str, Any] = field(default_factory=dict)  # of its row, for --grader
+    columns: Values = field(default_factory=dict)  # of its row, for --grader
 
 
 # The datasets of the paper
+
+
+Columns = dict[str, str]  # role, such as question, answer, reasoning -> column
 
 
 class Source(NamedTuple):
@@ -78,7 +81,7 @@ class Source(NamedTuple):
     hub_id: str
     hub_split: str
     file: str  # in --data_dir
-    columns: dict[str, str]  # question, answer, reasoning -> column
+    columns: Columns
     rows: int  # with a readable gold answer
     configs: Sequence[str] = ("default",)
     form: str = "answer"  # of the gold answer
@@ -104,19 +107,21 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         size, seed = (ARITHMETIC_TRAIN_ROWS, seed) if split == "train" else (ARITHMETIC_TEST_ROWS, 0)
         return list(arithmetic(split, size, seed, ARITHMETIC_STEPS[name]))
     source = SOURCES[f"{split}/{name}"]
-    directory = data_directory(data_dir)
-    if directory is None:
-        table = read_hub(source.hub_id, source.configs, source.hub_split)
-    else:
+    if directory := data_directory(data_dir):
         table = read_file(Path(directory) / source.file)
+    else:
+        table = read_hub(source.hub_id, source.configs, source.hub_split)
     form = _READERS.get(source.form, str)
     columns = source.columns
     kept, _ = _pick(table, columns, columns, columns, lambda value, place: form(to_text(value, place)))
-    rows = []
-    for row, _ in kept:
-        reasoning = re.sub(source.left_out, "", row["reasoning"]) if "reasoning" in row else None
-        rows.append({"question": row["question"], "gold": row["answer"], "reasoning": reasoning})
-    return rows
+    return [
+        {
+            "question": row["question"],
+            "gold": row["answer"],
+            "reasoning": re.sub(source.left_out, "", row["reasoning"]) if "reasoning" in row else None,
+        }
+        for row, _ in kept
+    ]
 
 
 def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
@@ -187,7 +192,7 @@ def load_train(
         refuse_flags(data, ("prompt_column", "answer_column", "solution_column", "dataset_config"), name)
     if split not in splits:
         raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
-    if dry_run and data_directory(data.data_dir) is None and name not in ARITHMETIC_STEPS:
+    if dry_run and not data_directory(data.data_dir) and name not in ARITHMETIC_STEPS:
         unread = [dict.fromkeys(ROLES, "")] * SOURCES[f"{split}/{name}"].rows
         return _to_dataset(unread[: data.limit])
     rows = []
@@ -232,8 +237,7 @@ def load_user_benchmark(
         gold = row.get("answer")
         if not isinstance(gold, str):
             gold = repr(gold)
-        columns = row if with_grader else {}
-        problems.append(Problem(f"{name}/{len(problems)}", question, gold, columns))
+        problems.append(Problem(f"{name}/{len(problems)}", question, gold, row if with_grader else {}))
     return problems, {reason: len(places) for reason, places in dropped.items()}
 
 
@@ -287,11 +291,11 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) ->
     takes them.
     """
     taken = {"chat_template_kwargs": template_kwargs} if template_kwargs else {}
-    made = []
-    for row in rows:
-        if row.get("solution") is not None:
-            completion = [{"role": "assistant", "content": row["solution"]}]
-            made.append({"prompt": row["prompt"], "completion": completion, **taken})
+    made = [
+        {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": row["solution"]}], **taken}
+        for row in rows
+        if row.get("solution") is not None
+    ]
     dropped = len(rows) - len(made)
     if dropped:
         logger.warning("%d of %d rows dropped: with an empty solution", dropped, len(rows))
@@ -354,7 +358,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
 
 def _pick(
     table: Table,
-    named: Mapping[str, str],
+    named: Columns,
     required: Collection[str],
     needed: Collection[str],
     read: Callable[[Any, str], str | None],
@@ -367,7 +371,6 @@ def _pick(
     """
     roles = _columns_of(table, named, required)
     taken = {*roles, *roles.values()}
-    others = [name for name in table.columns if name not in taken]
     reads = "answer" in roles and "answer" in needed
     kept = []
     dropped = defaultdict(list)
@@ -382,8 +385,7 @@ def _pick(
             if picked["answer"] is None:
                 dropped["without a readable gold answer"].append(place)
                 continue
-        for name in others:
-            picked[name] = row.get(name)
+        picked |= {name: row.get(name) for name in table.columns if name not in taken}
         kept.append((picked, place))
     told = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if not kept:
@@ -394,7 +396,7 @@ def _pick(
     return kept, dropped
 
 
-def _columns_of(table: Table, named: Mapping[str, str], required: Collection[str]) -> dict[str, str]:
+def _columns_of(table: Table, named: Columns, required: Collection[str]) -> Columns:
     """Role -> column, of the roles that have one; a UsageError for another that needs it."""
     roles = {}
     for role, name in named.items():

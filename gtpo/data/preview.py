@@ -6,10 +6,10 @@ be an accuracy or formatting of 0 for a whole run, without an error.
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from gtpo.arguments import PromptArguments
+from gtpo.arguments import PromptArguments, Values
 from gtpo.data.tokenizer import Messages, assistant_prefill, end_of_turn, render
 from gtpo.errors import UsageError
 from gtpo.grading import alternatives, grade_text
@@ -99,12 +99,12 @@ def look(
     fault = _lost_turn(prompt[-1], text) or _early_end(tokenizer, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False
-    if fault is None and (loses_format or loses_accuracy):
+    if not fault and (loses_format or loses_accuracy):
         fault = _reason(written, seen, prefill, form)
     return Preview(text, seen, follows, correct, fault)
 
 
-def _lost_turn(turn: Mapping[str, Any], text: str) -> str | None:
+def _lost_turn(turn: Values, text: str) -> str | None:
     """A template that leaves the user's turn out, or a part of it; white space aside."""
     question = turn.get("content") or ""
     if turn["role"] == "user" and "".join(question.split()) not in "".join(text.split()):

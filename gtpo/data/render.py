@@ -26,6 +26,5 @@ def reply(template: str, messages: list[Any], variables: Any) -> bytes:
         if len(text) > MAX_LENGTH:
             raise ValueError(f"it writes {len(text):,} characters")
     except Exception as error:  # a template raises anything; MemoryError too
-        fault = f"{type(error).__name__}: {error}"
-        return json.dumps(["", fault[:500]]).encode()
+        return json.dumps(["", f"{type(error).__name__}: {error}"[:500]]).encode()
     return json.dumps([text, None]).encode()

@@ -20,7 +20,6 @@ from gtpo.errors import UsageError, first_line, nearest
 Row = dict[str, Any]
 Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or their own
 Placed = tuple[Row, str]  # a row with its place: `line 3 of my.csv`
-FORMATS = (".jsonl", ".csv", ".parquet")
 MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
 MAX_CELLS = 2**25
@@ -112,13 +111,12 @@ def read_table(source: str, flags: SourceArguments, default_split: str) -> Table
 
 def read_file(path: Path, most: int = MAX_ROWS + 1) -> Table:
     """The first rows of a file, whose ending names the format; more than MAX_ROWS are refused."""
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     ending = path.suffix.lower()
-    if ending not in readers:
+    if ending not in FORMATS:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:
         with _memory_limit():
-            rows = list(islice(readers[ending](path), most))
+            rows = list(islice(FORMATS[ending](path), most))
     except Exception as error:  # of the reader of each format; MemoryError too
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     return Table.of(str(path), "row" if ending == ".parquet" else "line", rows)
@@ -160,14 +158,16 @@ def _read_csv(path: Path) -> Numbered:
     """Numbered by the line where they end. Not by pandas, which shifts the columns of a row longer than the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        header = list(reader.fieldnames or [])
+        header = reader.fieldnames or []
         lacks_commas = len(header) == 1 and re.search("[;\t]", header[0])
         if "" in header[1:] or len({*header}) < len(header) or lacks_commas:
             raise ValueError(f"the header needs different column names, with commas between them: {header}")
         for row in reader:
             if None in row or None in row.values():
-                where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
-                raise ValueError(f"{where}: put a field that contains a comma into double quotes")
+                raise ValueError(
+                    f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)}): put a "
+                    "field that contains a comma into double quotes"
+                )
             row.pop("", None)  # the row number of DataFrame.to_csv
             yield reader.line_num, row
 
@@ -178,6 +178,9 @@ def _read_parquet(path: Path) -> Numbered:
     with ParquetFile(path) as file:
         batches = file.iter_batches(1024, use_threads=False)  # a thread of Arrow's aborts where memory ends
         yield from enumerate(chain.from_iterable(map(_rows_of, batches)), 1)
+
+
+FORMATS = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
 
 
 def _rows_of(table: Any) -> list[Row]:
@@ -208,9 +211,10 @@ def read_hub(hub_id: str, configs: Sequence[str | None], split: str, most: int =
     rows = []
     try:
         for config in configs:
-            data = load_dataset(hub_id, config, split=split)
-            rows += _rows_of(data.with_format("arrow")[:most])
+            rows += _rows_of(load_dataset(hub_id, config, split=split).with_format("arrow")[:most])
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
-        hint = "check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead"
-        raise UsageError(f"cannot read {hub_id}, split {split!r}, from the Hub: {error}: {hint}.") from error
+        raise UsageError(
+            f"cannot read {hub_id}, split {split!r}, from the Hub: {error}: check the name, --split, --dataset_config, "
+            "the network; --data_dir DIR reads files instead."
+        ) from error
     return Table.of(hub_id, "row", enumerate(rows, 1))

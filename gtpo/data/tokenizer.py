@@ -4,19 +4,19 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import PromptArguments
+from gtpo.arguments import PromptArguments, Values
 from gtpo.errors import UsageError
 from gtpo.grading.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Values]  # turns: role and content
 
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 DATE = date(2024, 7, 26)  # Llama 3's own where a template has no clock
@@ -98,10 +98,11 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     used = {getattr(tokenizer, role) for role in ROLES}
     if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
         used.add(tokenizer.unk_token)  # no fallback to bytes: it replaces unknown characters
-    special = []
-    for _, token in sorted(tokenizer.added_tokens_decoder.items()):
-        if token.special and not re.search("end|eo[stm]", token.content):
-            special.append(token.content)
+    special = [
+        token.content
+        for _, token in sorted(tokenizer.added_tokens_decoder.items())
+        if token.special and not re.search("end|eo[stm]", token.content)
+    ]
     for text in (*PAD_TOKENS, *special, "<unk>"):
         has_row = vocabulary.get(text, math.inf) < (vocab_size or math.inf)
         if has_row and text not in used and text not in template:

@@ -54,9 +54,7 @@ def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: s
     Of ``elements``, where it is a list, any counts, then it is JSON; or all, with commas between them.
     """
     texts = [to_text(each, where) for each in ([value] if elements is None else elements)]
-    if graded:
-        texts = list(map(gold_in, texts))
-    different = [*dict.fromkeys(texts)]
+    different = list(dict.fromkeys(map(gold_in, texts) if graded else texts))
     if len(different) == 1 or answer_list == "all":
         return ", ".join(different)
     return json.dumps(different, ensure_ascii=False)

@@ -170,7 +170,7 @@ def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
         )
 
 
-def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments | None = None) -> tuple[Any, Any]:
+def load_tokenizer(path: str, source: Values, prompt: PromptArguments | None = None) -> tuple[Any, Any]:
     """The tokenizer of a model, ready for training and evaluation, and its config; ``source``: its options."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -197,7 +197,7 @@ def resolve_model(name: str) -> str:
     return target
 
 
-def source_options(path: str) -> dict[str, bool]:
+def source_options(path: str) -> Values:
     """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached."""
     if Path(path).is_dir():
         check_model_files(Path(path))

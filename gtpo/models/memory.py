@@ -19,6 +19,7 @@ from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 
+Parts = dict[str, float]  # name of a part -> its bytes, or GiB
 GIB = 2**30
 _SIZES = read_yaml(Path(__file__).with_name("sizes.yaml"))
 GPUS = _SIZES["gpus"]
@@ -125,7 +126,7 @@ def download_size(shape: Shape, is_4bit: bool) -> float:
     return shape.projections * (NF4_BYTES if is_4bit else 2) + shape.embeddings * 2
 
 
-def estimate(shape: Shape, values: Values) -> dict[str, float]:
+def estimate(shape: Shape, values: Values) -> Parts:
     """Peak memory in GiB by part, at the longest prompts and completions of the settings (:meth:`Settings.to_dict`).
 
     Activations are those of a training micro-batch. With Unsloth the hidden states between the layers wait in host
@@ -165,7 +166,7 @@ def estimate(shape: Shape, values: Values) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
-def _of_vllm(shape: Shape, values: Values, lora: int) -> dict[str, float]:
+def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
     """Bytes of an engine on the same GPU, besides the KV cache; Unsloth trains on its weights.
 
     It holds LoRA slots (one A and B of every projection, 16 bits: lora/layers/base_linear.py) and the 16-bit copy of
@@ -355,7 +356,7 @@ def describe_plan(settings: Settings, rows: int) -> str:
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
 
-def _disk(trainer: Any, steps: int, parts: Mapping[str, float]) -> str:
+def _disk(trainer: Any, steps: int, parts: Parts) -> str:
     """The checkpoints of a run: trained weights and optimizer state."""
     every = trainer.save_steps
     if every < 1:
@@ -366,7 +367,7 @@ def _disk(trainer: Any, steps: int, parts: Mapping[str, float]) -> str:
     return f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all"
 
 
-def _memory_lines(values: Values, shape: Shape, parts: Mapping[str, float]) -> list[str]:
+def _memory_lines(values: Values, shape: Shape, parts: Parts) -> list[str]:
     """The memory by part, and where the run fits: this machine and, for a GPU, ``GPUS``."""
     on_cpu = values["use_cpu"]
     where = "host" if on_cpu else "GPU"
