@@ -134,8 +134,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(5_894, 9.40),
-    "data": Limit(7_888, 9.47),
+    "cli": Limit(5_890, 9.39),
+    "data": Limit(7_806, 9.44),
     "evaluation": Limit(14_225, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_275, 9.83),

@@ -75,7 +75,7 @@ def annotations_of(config: str) -> dict[str, str]:
         package = file.partition("/")[0]
         installed = Path(str(find_spec(package).origin)).parents[1]  # type: ignore[union-attr]
         text = (installed / file).read_text(encoding="utf-8")
-        found |= re.findall(r"^    ([a-z]\w*): (.+?) = ", text, re.MULTILINE)  # the fields of its dataclasses
+        found |= re.findall(r"(?m)^    ([a-z]\w*): (.+?) = ", text)  # the fields of its dataclasses
     return found
 
 

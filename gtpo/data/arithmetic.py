@@ -38,14 +38,13 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
     story = [f"{name} has {total} {thing}."]
     working = []
     for _ in range(steps):
-        operations = "+" * (total < 30) + "-" * (total > 2) + "*" * (total <= 10)
-        operation = generator.choice(operations)
-        ranges = {
+        operation = generator.choice("+" * (total < 30) + "-" * (total > 2) + "*" * (total <= 10))
+        bounds = {
             "+": (1, 9),
             "-": (1, min(total - 1, 9)),
             "*": (2, 3),
-        }
-        number = generator.randint(*ranges[operation])
+        }[operation]
+        number = generator.randint(*bounds)
         result = {
             "+": total + number,
             "-": total - number,

@@ -89,8 +89,9 @@ class Source(NamedTuple):
 
 
 _READERS = {"gsm8k": gsm8k_gold, "boxed": last_boxed}
-_stored = read_yaml(Path(__file__).with_name("sources.yaml"))
-SOURCES = {name: Source(**fields) for name, fields in _stored.items()}  # SPLIT/NAME -> source
+SOURCES = {  # SPLIT/NAME -> source
+    name: Source(**fields) for name, fields in read_yaml(Path(__file__).with_name("sources.yaml")).items()
+}
 DATASETS = ("gsm8k", "math", "arithmetic")
 ROLES = ("prompt", "answer", "solution")  # of columns of your data
 Picked = tuple[list[Placed], dict[str, list[str]]]  # rows, and reason -> places of those that are dropped
@@ -140,8 +141,7 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     )
     rows = load(data, seed)
     if data.eval_dataset is not None:
-        own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
-        held_out = load(own, held_out=True)
+        held_out = load(replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None), held_out=True)
     elif data.eval_rows is None:
         return rows, None
     else:
@@ -216,8 +216,10 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
-    rows = enumerate(_rows_of(name, "test", data_dir))
-    return [Problem(f"{name}/{number}", row["question"], row["gold"]) for number, row in rows]
+    return [
+        Problem(f"{name}/{number}", row["question"], row["gold"])
+        for number, row in enumerate(_rows_of(name, "test", data_dir))
+    ]
 
 
 def load_user_benchmark(
@@ -327,7 +329,6 @@ def _load_own(
 
 def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | None) -> Picked:
     """:func:`_pick` of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
-    table = read_table(source, flags, split)
     named = {role: getattr(flags, f"{role}_column", role) for role in ROLES}
     needed = ("prompt",) if graded is None else ("prompt", "answer")
     lists = []
@@ -344,7 +345,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
             lists.append(f"{answer!r} ({place})")
         return answer
 
-    picked = _pick(table, named, needed if graded else ("prompt",), needed, read)
+    picked = _pick(read_table(source, flags, split), named, needed if graded else ("prompt",), needed, read)
     if lists:
         logger.warning(
             "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point",

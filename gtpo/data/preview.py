@@ -18,7 +18,6 @@ from gtpo.prompts import PromptFormat
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 32
-REASONING = "..."  # of the completion
 SHOWN = """The prompt of the first row:
 {prompt}
 
@@ -88,7 +87,7 @@ def look(
     text = render(tokenizer, prompt, add_generation_prompt=True, **settings.template_kwargs)
     prefill = assistant_prefill(tokenizer, settings)
     form = settings.format
-    written = form.to_completion(REASONING, "42" if gold is None else alternatives(gold)[0])
+    written = form.to_completion("...", "42" if gold is None else alternatives(gold)[0])
     for tag in form.tags:
         if tag in prefill:  # which the chat template has written
             written = written.partition(tag)[2]
@@ -96,7 +95,7 @@ def look(
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
     correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
-    fault = _lost_turn(prompt[-1], text) or _early_end(tokenizer, ids)
+    fault = _lost_text(tokenizer, prompt[-1], text, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False
     if not fault and (loses_format or loses_accuracy):
@@ -104,11 +103,18 @@ def look(
     return Preview(text, seen, follows, correct, fault)
 
 
-def _lost_turn(turn: Values, text: str) -> str | None:
-    """A template that leaves the user's turn out, or a part of it; white space aside."""
+def _lost_text(tokenizer: Any, turn: Values, text: str, ids: Sequence[int]) -> str | None:
+    """What is lost: a part of the user's turn, by the template, or what follows an end token in a tag or an answer."""
     question = turn.get("content") or ""
     if turn["role"] == "user" and "".join(question.split()) not in "".join(text.split()):
         return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
+    ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
+    for token in ids:
+        if token in ends:
+            return (
+                f"a tag or the gold answer contains {tokenizer.decode([token])}, which ends a completion: name other "
+                "--tags, or correct the answer"
+            )
     return None
 
 
@@ -129,15 +135,3 @@ def _reason(written: str, seen: str, prefill: str, form: PromptFormat) -> str:
         f"a completion with the gold answer is not correct, the rewards see {seen!r}: correct --answer_column, or name "
         "other --tags"
     )
-
-
-def _early_end(tokenizer: Any, ids: Sequence[int]) -> str | None:
-    """A tag or an answer in which an end token stands, so that the completion would end there."""
-    ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
-    for token in ids:
-        if token in ends:
-            return (
-                f"a tag or the gold answer contains {tokenizer.decode([token])}, which ends a completion: name other "
-                "--tags, or correct the answer"
-            )
-    return None

@@ -64,8 +64,9 @@ def value_of(row: Row, name: str) -> Any:
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
     """Refuse what is none of ``known`` and cannot be your data: an existing path, the name of a file, or a Hub id."""
-    is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)
-    if source not in known and not is_id and (not source or is_on_hub(source)):
+    if source in known or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
+        return
+    if not source or is_on_hub(source):
         raise UsageError(
             f"--{flag} {source!r} is unknown{nearest(source, known)}: pick one of {', '.join(known)}, or name a file "
             f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
@@ -159,8 +160,7 @@ def _read_csv(path: Path) -> Numbered:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         header = reader.fieldnames or []
-        lacks_commas = len(header) == 1 and re.search("[;\t]", header[0])
-        if "" in header[1:] or len({*header}) < len(header) or lacks_commas:
+        if "" in header[1:] or len({*header}) < len(header) or (len(header) == 1 and re.search("[;\t]", header[0])):
             raise ValueError(f"the header needs different column names, with commas between them: {header}")
         for row in reader:
             if None in row or None in row.values():

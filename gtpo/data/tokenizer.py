@@ -104,8 +104,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
         if token.special and not re.search("end|eo[stm]", token.content)
     ]
     for text in (*PAD_TOKENS, *special, "<unk>"):
-        has_row = vocabulary.get(text, math.inf) < (vocab_size or math.inf)
-        if has_row and text not in used and text not in template:
+        if vocabulary.get(text, math.inf) < (vocab_size or math.inf) and text not in used and text not in template:
             return text
     return None
 
@@ -115,11 +114,9 @@ def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
 
     The template may be a stranger's: another process renders it, with limits of time and memory (render.py).
     """
-    variables = tokenizer.special_tokens_map | options
-    request = json.dumps([tokenizer.get_chat_template(), messages, variables], default=str).encode()
-    reply, _ = _renderer.ask(request, TEMPLATE_SECONDS)
-    late = "", f"it takes more than {TEMPLATE_SECONDS:g} seconds"
-    text, fault = json.loads(reply) if reply else late
+    request = [tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map | options]
+    reply, _ = _renderer.ask(json.dumps(request, default=str).encode(), TEMPLATE_SECONDS)
+    text, fault = json.loads(reply) if reply else ("", f"it takes more than {TEMPLATE_SECONDS:g} seconds")
     if fault:
         raise UsageError(f"chat template (--chat_template, or that of {tokenizer.name_or_path}): {fault}.")
     return text
@@ -141,7 +138,7 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     text = render(tokenizer, _PROBE, add_generation_prompt=True, **prompt.template_kwargs)
     added = text.removeprefix(asked).rpartition(_PROBE[-1]["content"])[2]
     tags = "|".join(map(re.escape, prompt.format_tags))
-    found = re.search(f"({tags}).*", added, re.DOTALL)
+    found = re.search(f"(?s)({tags}).*", added)
     return found[0] if found else ""
 
 

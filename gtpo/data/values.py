@@ -85,7 +85,9 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
             return value
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
-    if not isinstance(value, list) or not all(map(_is_turn, value)):
+    if not isinstance(value, list) or not all(
+        isinstance(turn, dict) and "role" in turn and isinstance(turn.get("content"), str) for turn in value
+    ):
         raise UsageError(
             f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
             '[{"role": "user", "content": "..."}].'
@@ -96,10 +98,6 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
             "prompt with the user's turn, and put the answer into --answer_column. train_sft.py takes it as it is."
         )
     return value
-
-
-def _is_turn(turn: Any) -> bool:
-    return isinstance(turn, dict) and "role" in turn and isinstance(turn.get("content"), str)
 
 
 def is_answered(question: Any) -> bool:
