@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtpo.arguments import PromptArguments, hub_name, stored_prompt
+from gtpo.arguments import PromptArguments, Values, hub_name, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import NOTE, resolve_model
-from gtpo.runs.directory import OUTPUTS, RunDirectory, Values, existing_run, label_of, own_runs
+from gtpo.runs.directory import OUTPUTS, RunDirectory, existing_run, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,11 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from gtpo.arguments import Values
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml, write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
-from gtpo.runs.directory import RunDirectory, Values, existing_run, method_of
+from gtpo.runs.directory import RunDirectory, existing_run, method_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",

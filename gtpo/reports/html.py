@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gtpo.arguments import MODEL_ALIASES
+from gtpo.arguments import MODEL_ALIASES, Values
 from gtpo.errors import printable
 from gtpo.files import write_atomically
 from gtpo.reports.curves import arm_of_run, plot_training
 from gtpo.reports.metrics import Rows, finite_values, reward_names
 from gtpo.reports.summary import TEMPLATES, find_problems, initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory, Values, command_of, existing_run, method_of
+from gtpo.runs.directory import RunDirectory, command_of, existing_run, method_of
 from gtpo.runs.script import run_script
 from gtpo_loss import conflict_weights
 

@@ -4,7 +4,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from gtpo.runs.directory import Values, is_held_out
+from gtpo.arguments import Values
+from gtpo.runs.directory import is_held_out
 
 Rows = list[Values]  # as RunDirectory.read_metrics returns them
 Numbers = list[float]

@@ -14,12 +14,12 @@ from typing import Any
 import jinja2
 from transformers import TrainerCallback
 
-from gtpo.arguments import BENCHMARK_TITLES, Settings
+from gtpo.arguments import BENCHMARK_TITLES, Settings, Values
 from gtpo.errors import counted
 from gtpo.files import read_own
 from gtpo.processes import is_main_process
 from gtpo.reports.metrics import Numbers, Rows, finite_values, of_training, reward_names
-from gtpo.runs.directory import RunDirectory, Values, is_held_out
+from gtpo.runs.directory import RunDirectory, is_held_out
 from gtpo.runs.script import training_begins
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import Settings
+from gtpo.arguments import Settings, Values
 from gtpo.files import remove, write_atomically
-from gtpo.runs.directory import RunDirectory, Values, run_label
+from gtpo.runs.directory import RunDirectory, run_label
 
 logger = logging.getLogger(__name__)
 

@@ -29,13 +29,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
+from gtpo.arguments import Values
 from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     RunDirectory,
-    Values,
     damage,
     is_held_out,
     resume_command,

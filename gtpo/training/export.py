@@ -13,14 +13,14 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.arguments import BENCHMARK_TITLES, Settings, hub_name
+from gtpo.arguments import BENCHMARK_TITLES, Settings, Values, hub_name
 from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.processes import is_main_process
 from gtpo.reports.summary import initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory, Values
+from gtpo.runs.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
