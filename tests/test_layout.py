@@ -136,7 +136,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cli": Limit(5_890, 9.39),
     "data": Limit(7_806, 9.44),
-    "evaluation": Limit(14_225, 9.73),
+    "evaluation": Limit(14_260, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_275, 9.83),
     "models": Limit(7_708, 9.62),

@@ -40,6 +40,9 @@ def find_targets(
     checkpoint: str = LAST,
 ) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
+    base_alone = {*adapters} == {"base"} or (model is not None and not adapters)
+    if base_alone and checkpoint != LAST:
+        raise UsageError(f"--checkpoint {checkpoint}: the base model has no checkpoints, name a run with --runs.")
     if not adapters:
         if model is not None:
             return [Target("")]
@@ -48,7 +51,7 @@ def find_targets(
             raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
-    if not model and set(adapters) == {"base"}:
+    if not model and base_alone:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     for adapter in _adapters(targets):
