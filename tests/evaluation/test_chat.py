@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.runs import fake_run
 from peft import PeftModel
 from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,7 +57,7 @@ def test_base_and_adapter_answer_greedily_until_an_empty_line(
 def test_the_prompt_of_the_run_is_used(
     outputs: Path, tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    (outputs / "older" / "config.yaml").write_text("system_prompt: Be brief.\n")
+    fake_run(outputs / "older", {"system_prompt": "Be brief."})
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     for checkpoint, adapter in (("last", "adapter"), ("best", "best")):
         texts = shown([str(outputs / "older"), QUESTION, "--checkpoint", checkpoint], monkeypatch, capsys)
@@ -69,7 +70,7 @@ def test_a_merged_or_base_model_is_asked_alone(
     expected = [greedy(tiny, None, to_messages(QUESTION))]
     assert shown([str(tiny), QUESTION], monkeypatch, capsys) == expected
     merged = shutil.copytree(tiny, outputs / "older" / "merged")
-    (outputs / "older" / "config.yaml").write_text("system_prompt: Be brief.\n")
+    fake_run(outputs / "older", {"system_prompt": "Be brief."})
     brief = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     assert shown(["outputs/older/merged", QUESTION], monkeypatch, capsys) == [greedy(merged, None, brief)]
     names = ("tiny", "Qwen/Qwen2.5-3B-Instruct", "outputs/older", "outputs/newest", "nowhere")
@@ -77,7 +78,7 @@ def test_a_merged_or_base_model_is_asked_alone(
 
 
 def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: MonkeyPatch) -> None:
-    (outputs / "older" / "config.yaml").write_text("load_in_4bit: true\n")
+    fake_run(outputs / "older", {"load_in_4bit": True})
     monkeypatch.setattr("gtpo.evaluation.targets.gpu_is_available", lambda: True)
     monkeypatch.setattr("gtpo.evaluation.targets.is_installed", lambda package: True)
     samplings: list[Sampling] = []

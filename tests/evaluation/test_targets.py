@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from helpers.files import read_json, tables_of, write_json, write_settings
+from helpers.files import read_json, tables_of, write_json
 from helpers.refusals import refused
+from helpers.runs import fake_run
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from transformers import AutoTokenizer
@@ -84,7 +85,7 @@ def test_a_checkpoint_of_the_base_model_alone_is_refused(names: list[str], outpu
 def test_the_merged_model_of_a_run_is_no_base_model(outputs: Path, tiny: Path) -> None:
     merged = outputs / "older" / "merged"
     assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run
-    (outputs / "older" / "config.yaml").write_text("model: tiny\n")
+    fake_run(outputs / "older", {"model": "tiny"})
     assert model_label(str(merged), [Target("")]) == "model-older-merged"
     assert model_label(str(merged), [Target(""), Target("other", outputs)]) == "base-merged"  # what it started from
     assert model_label(str(tiny), [Target("")]) == f"base-{tiny.name}"
@@ -216,8 +217,8 @@ def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
 @fixture
 def trained(outputs: Path) -> list[Target]:
     """Adapters of a 4-bit run and of a 16-bit run, one outside a run, and the base."""
-    for run, value in (("older", "true"), ("demo/newer", "false")):
-        (outputs / run / "config.yaml").write_text(f"load_in_4bit: {value}\n")
+    for run, value in (("older", True), ("demo/newer", False)):
+        fake_run(outputs / run, {"load_in_4bit": value})
     shutil.copytree(outputs / "older" / "adapter", outputs / "copied")
     return find_targets(["outputs/older", "outputs/demo/newer", "outputs/copied", "base"], None)
 
@@ -254,8 +255,8 @@ THINK = "<think> </think> <answer> </answer>"
 @fixture
 def prompted(outputs: Path) -> list[Target]:
     """A run of <think> without a system prompt, a run of an earlier revision, and the base model."""
-    write_settings(outputs / "older" / "config.yaml", {"tags": THINK, "system_prompt": "none"})
-    write_settings(outputs / "demo/newer" / "config.yaml", {"model": "tiny"})
+    fake_run(outputs / "older", {"tags": THINK, "system_prompt": "none"})
+    fake_run(outputs / "demo/newer", {"model": "tiny"})
     return [*find_targets(["outputs/older", "outputs/demo/newer"], None), Target("")]
 
 
@@ -288,7 +289,7 @@ def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
     copy = outputs / "older" / "copy"
     policy.save_pretrained(copy)
     tokenizer.save_pretrained(copy)
-    (outputs / "older" / "config.yaml").write_text("tags: a b c d\nload_in_4bit: false\n")
+    fake_run(outputs / "older", {"tags": "a b c d", "load_in_4bit": False})
     merged = outputs / "merged"
     AutoTokenizer.from_pretrained(copy).save_pretrained(merged)  # as merge_adapter does
     for found, model in ((find_targets([str(copy)], None), ""), ([Target("")], str(merged))):
@@ -311,8 +312,7 @@ def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
     assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3
     secret = tmp_path / "secret.txt"
     secret.write_text("of the user")
-    stored = {"system_prompt": str(secret), "chat_template": str(secret)}
-    write_settings(tmp_path / "outputs/older/config.yaml", stored)
+    fake_run(tmp_path / "outputs/older", {"system_prompt": str(secret), "chat_template": str(secret)})
     [prompt] = choose_prompts({}, prompted[:1])
     assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
     assert PromptArguments(**stored_prompt(yaml.safe_load(yaml.safe_dump(vars(prompt))))) == prompt  # as for --regrade
