@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.files import read_json, read_lines
 from helpers.scripts import ROOT, user_environment
-from safetensors.torch import load_file
+from helpers.weights import adapter_of, same_weights
 
 MODEL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
 
@@ -73,7 +72,7 @@ def test_gtpo_trains_two_steps(gtpo: Path) -> None:
     assert [row["step"] for row in metrics(gtpo)] == [1, 2]
     record = read_json(gtpo / "initial_entropy.json")
     assert record["prompts"] == ROWS and 1.0 < record["initial_entropy"] < 3.0 and not record["filter_on"]
-    weights = load_file(gtpo / "adapter" / "adapter_model.safetensors")
+    weights = adapter_of(gtpo / "adapter")
     assert len(weights) == 30 * 7 * 2 and all(weight.isfinite().all() for weight in weights.values())
 
 
@@ -94,8 +93,7 @@ def test_a_killed_run_resumes_to_the_same_adapter(gtpo: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     assert not (directory / "adapter").exists()
     run(directory.parent, "train_gtpo.py", "--resume", "killed")
-    first, second = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (gtpo, directory))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same_weights(adapter_of(gtpo / "adapter"), adapter_of(directory / "adapter"))
 
 
 def test_grpo_trains_two_steps(train: Callable[..., Path]) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from helpers.files import read_json, read_lines, read_settings, write_settings
 from helpers.scripts import ROOT, Ended, RunScript, ScriptServer
+from helpers.weights import adapter_of, same_weights
 from safetensors.torch import load_file
 
 from gtpo.evaluation.storage import read_completions
@@ -171,14 +172,6 @@ def gaps_of(run: Path) -> list[float]:
     return [row["sampler_logp_gap"] for row in metrics_of(run)]
 
 
-def adapter_of(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "adapter_model.safetensors")
-
-
-def is_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 # Training
 
 
@@ -205,7 +198,7 @@ def test_16_bit_weights_train_by_one_flag(start: RunScript, work: Path) -> None:
         assert read_settings(run / "config.yaml")["load_in_4bit"] is False
         before = adapter_of(run / f"checkpoint-{STEPS // 2}")
         after = adapter_of(run / "adapter")
-        assert not is_equal(before, after)
+        assert not same_weights(before, after)
 
 
 def test_a_model_quantized_before_trains_as_one_quantized_while_it_is_loaded(train: Train) -> None:
@@ -233,7 +226,7 @@ def test_a_run_leaves_everything(train: Train) -> None:
     assert list(run.glob("wandb/offline-run-*/*.wandb"))
     best = max(metrics_of(run), key=lambda line: line["reward"])["step"]  # the first of equally good ones
     assert read_json(run / "best" / "best.json")["step"] == best
-    assert is_equal(adapter_of(run / "best"), adapter_of(run / "adapter")) == (best == STEPS)
+    assert same_weights(adapter_of(run / "best"), adapter_of(run / "adapter")) == (best == STEPS)
 
 
 @pytest.mark.parametrize("case", [LLAMA, QWEN], ids="-".join)
@@ -294,7 +287,7 @@ Resume = Callable[..., tuple[Path, Ended]]
 def test_a_killed_run_resumes_to_the_same_bits(train: Train, resume: Resume) -> None:
     run, _ = resume()
     assert metrics_of(run) == metrics_of(train(LLAMA))
-    assert is_equal(adapter_of(run / "adapter"), adapter_of(train(LLAMA) / "adapter"))
+    assert same_weights(adapter_of(run / "adapter"), adapter_of(train(LLAMA) / "adapter"))
 
 
 def test_an_adapter_that_the_sampler_does_not_get_stops_the_run(resume: Resume) -> None:

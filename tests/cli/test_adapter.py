@@ -8,6 +8,7 @@ from helpers.files import read_settings
 from helpers.refusals import refused
 from helpers.scripts import RunScript
 from helpers.settings import parsed
+from helpers.weights import adapter_of, same_weights
 from safetensors.torch import load_file, save_file
 
 from gtpo.files import fingerprint
@@ -50,8 +51,7 @@ def test_a_run_from_an_adapter_has_its_base_shape_prompt_and_weights(
     assert f"starts from the adapter {run / 'adapter'} of {tiny}" in caplog.text
     policy, _ = load_policy(settings, "transformers")
     policy.save_pretrained(tmp_path / "saved")
-    found, expected = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "saved", run / "adapter"))
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert same_weights(adapter_of(tmp_path / "saved"), adapter_of(run / "adapter"))
     assert all(weight.requires_grad == ("lora_" in name) for name, weight in policy.named_parameters())
 
 

@@ -16,6 +16,7 @@ from helpers.files import read_json, write_json
 from helpers.refusals import refused
 from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
+from helpers.weights import Weights, same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
 
@@ -23,11 +24,6 @@ from gtpo.arguments import ModelArguments
 from gtpo.files import fingerprint
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import build_policy, load_base, load_policy, resolve_model, source_options, why_not_loaded
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
 
 # ---- LoRA policies ----
 
@@ -66,10 +62,10 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
     second = policy(tiny, seed=3)
     other = policy(tiny, seed=4)
 
-    def adapter(model: Any) -> dict[str, torch.Tensor]:
+    def adapter(model: Any) -> Weights:
         return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
-    assert same(adapter(first), adapter(second)) and not same(adapter(first), adapter(other))
+    assert same_weights(adapter(first), adapter(second)) and not same_weights(adapter(first), adapter(other))
     ids = torch.arange(10, 40)[None]
     base, tokenizer = load_base(str(tiny))
     with torch.no_grad():

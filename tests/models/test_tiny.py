@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.files import read_json
+from helpers.weights import Weights, same_weights
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
@@ -26,12 +27,8 @@ def tokenizer(tiny: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny)
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
+def weights(directory: Path) -> Weights:
     return load_file(directory / "model.safetensors")
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- the tiny model ----
@@ -42,9 +39,9 @@ def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
     base = TINY_BASE.with_name("base-16f86973")  # that of the fixture
     again = save_untrained_tiny(tmp_path / "again", base=base)
     other = save_untrained_tiny(tmp_path / "other", seed=1, base=base)
-    assert same(weights(tiny), weights(again))
+    assert same_weights(weights(tiny), weights(again))
     assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
-    assert not same(weights(tiny), weights(other))
+    assert not same_weights(weights(tiny), weights(other))
     for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
         assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
 
@@ -123,8 +120,8 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch
     assert read_json(first / "tiny.json") == recipe.TINY
     assert len(read_json(first / "losses.json")) == 2
     assert {path.name for path in TINY_BASE.iterdir()} == {path.name for path in first.iterdir()}
-    assert not same(weights(first), weights(save_untrained_tiny(tmp_path / "untrained")))
-    assert same(weights(first), weights(again))
+    assert not same_weights(weights(first), weights(save_untrained_tiny(tmp_path / "untrained")))
+    assert same_weights(weights(first), weights(again))
 
 
 def test_a_base_that_is_gone_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import read_json, write_json
-from helpers.runs import checkpoint
+from helpers.runs import checkpoint, fake_run
 
 from gtpo.runs.directory import (
     MANIFEST,
@@ -63,16 +63,14 @@ def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> 
 
 
 def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
-    for step in (100, 20, 3):
-        checkpoint(tmp_path, step)
+    fake_run(tmp_path, steps=(100, 20, 3))
     (tmp_path / "checkpoint-old").mkdir()
     assert [path.name for path in sorted_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
     assert sorted_checkpoints(tmp_path / "nowhere") == []
 
 
 def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for step in (2, 4, 6):
-        checkpoint(tmp_path, step)
+    fake_run(tmp_path, steps=(2, 4, 6))
     (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"\0" * 11)
     assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
     assert len(caplog.messages) == 1 and "checkpoint-6" in caplog.text and "optimizer.pt" in caplog.text
@@ -80,16 +78,14 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.
 
 
 def test_rotation_counts_complete_checkpoints_only(tmp_path: Path) -> None:
-    for step in (2, 4, 6, 8):
-        checkpoint(tmp_path, step)
+    fake_run(tmp_path, steps=(2, 4, 6, 8))
     (tmp_path / "checkpoint-6" / MANIFEST).unlink()
     rotate(tmp_path, 2)
     assert [path.name for path in sorted_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-8"]
 
 
 def test_rotation_never_deletes_the_last_whole_one(tmp_path: Path) -> None:
-    for step in (2, 4, 6):
-        checkpoint(tmp_path, step)
+    fake_run(tmp_path, steps=(2, 4, 6))
     for step in (4, 6):
         (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
     rotate(tmp_path, 1)

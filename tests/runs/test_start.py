@@ -196,8 +196,7 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
 
 def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    for step in (2, 5, 7):
-        checkpoint(tmp_path / "run", step)
+    fake_run(tmp_path / "run", steps=(2, 5, 7))
     for step in (2, 7):  # killed while it was deleted, and while it was written
         (tmp_path / "run" / f"checkpoint-{step}" / "files.json").unlink()
     start(tmp_path / "run", "--resume")
@@ -215,9 +214,7 @@ def test_the_command_after_an_interruption(
     run = tmp_path / "a run"
     monkeypatch.setattr("gtpo.runs.start._locks", {})
     start(run)
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    for step in steps:
-        checkpoint(run, step)
+    fake_run(run, rows=[{"step": 1}], steps=steps)
     monkeypatch.setattr("sys.argv", argv)
     assert how_to_continue() == command.format(run=run)
 

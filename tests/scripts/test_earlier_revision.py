@@ -13,7 +13,7 @@ import torch
 from helpers.files import read_json
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT, RunScript, run_process, user_environment
-from safetensors.torch import load_file
+from helpers.weights import adapter_of
 
 from examples.tiny_base import save_untrained_tiny
 from gtpo.models.hub import TINY_BASE
@@ -42,7 +42,7 @@ def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Ru
     shutil.rmtree(run / "adapter")
     (run / "metrics.jsonl").write_text("".join((STORED / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
     run_script(work, "train_gtpo.py", "--resume", "gtpo-s3", "--reward", "format", "letters.py:letters")
-    found, expected = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (run, STORED))
+    found, expected = (adapter_of(path / "adapter") for path in (run, STORED))
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine

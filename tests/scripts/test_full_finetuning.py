@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers.runs import metrics_of
 from helpers.scripts import Ended, RunScript
+from helpers.weights import Weights, same_weights
 from safetensors.torch import load_file
-from torch import Tensor
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def train(tiny: Path, run_script: RunScript, tmp_path_factory: pytest.TempPathFa
     return start
 
 
-def weights(directory: Path) -> dict[str, Tensor]:
+def weights(directory: Path) -> Weights:
     return load_file(directory / "model.safetensors")
 
 
@@ -53,7 +53,7 @@ def test_every_weight_is_trained_saved_and_resumed(train: Train, tiny: Path, run
     train("half", "--max_steps", "1")
     _, half = train("half", "--max_steps", "3", "--resume")
     resumed = weights(half / "model")
-    assert [name for name in trained if not torch.equal(trained[name], resumed[name])] == []
+    assert same_weights(trained, resumed)
 
     ended = run_script(run.parent, "evaluate.py", "--runs", "all", "--benchmarks", "arithmetic", code=2)
     assert "--model all/model" in ended.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.scripts import RunScript
-from safetensors.torch import load_file
+from helpers.weights import adapter_of
 
 from gtpo.runs.directory import RunDirectory, method_of, resume_command
 
@@ -57,10 +57,6 @@ def mine(here: Path) -> Path:
     return here
 
 
-def trained(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "adapter" / "adapter_model.safetensors")
-
-
 def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
     mine: Path, tiny: Path, run_script: RunScript
 ) -> None:
@@ -74,12 +70,12 @@ def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
     for name, argv in runs.items():
         common = ["--model", str(tiny), *STEPS, *SGD, "--output_dir", name]
         run_script(mine, "train_grpo.py", *common, *argv)
-    expected, start = trained(mine / "half_rate"), load_file(mine / "half_rate/checkpoint-1/adapter_model.safetensors")
+    expected, start = (adapter_of(mine / "half_rate" / name) for name in ("adapter", "checkpoint-1"))
     assert any(not torch.equal(expected[name], start[name]) for name in expected)
     for name in expected:
-        assert torch.equal(trained(mine / "same")[name], expected[name]), name
+        assert torch.equal(adapter_of(mine / "same/adapter")[name], expected[name]), name
         for run in ("halved", "quarter"):
-            torch.testing.assert_close(trained(mine / run)[name], expected[name], atol=1e-7, rtol=1e-5)
+            torch.testing.assert_close(adapter_of(mine / run / "adapter")[name], expected[name], atol=1e-7, rtol=1e-5)
     run = RunDirectory(mine / "quarter")
     settings = run.read_config()
     assert (settings["objective"], settings["share"]) == ("mine.py:Halved", 0.25) and "double" not in settings

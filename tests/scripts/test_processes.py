@@ -12,6 +12,7 @@ import torch
 from helpers.canned import GROUP, batch_of, trained_weights
 from helpers.files import read_json
 from helpers.scripts import run_process
+from helpers.weights import adapter_of, same_weights
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -126,14 +127,14 @@ def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> No
         return run
 
     run = launch()
-    expected = load_file(run / "adapter" / "adapter_model.safetensors")
+    expected = adapter_of(run / "adapter")
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     shutil.rmtree(run / "checkpoint-4")
     shutil.rmtree(run / "adapter")
     assert {path.name for path in (run / "checkpoint-2").glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     launch("--resume", str(run))
-    found = load_file(run / "adapter" / "adapter_model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    found = adapter_of(run / "adapter")
+    assert same_weights(found, expected)
     resumed_metrics = (run / "metrics.jsonl").read_text().splitlines()
     for line, other in zip(map(json.loads, resumed_metrics), map(json.loads, metrics), strict=True):
         assert {k: v for k, v in line.items() if k not in (*TIMING_METRICS, "tokens_per_second")} == {

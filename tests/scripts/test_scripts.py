@@ -17,8 +17,8 @@ from helpers.files import read_json, read_settings
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT, RunScript
+from helpers.weights import adapter_of, same_weights
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import format_reward
@@ -93,9 +93,7 @@ def assert_run_is_complete(path: Path, steps: int, metrics: set[str]) -> None:
 
 
 def assert_adapter_is_the_trained_one(path: Path, base: Path, steps: int, changed: bool = True) -> None:
-    adapter = load_file(path / "adapter" / "adapter_model.safetensors")
-    last = load_file(path / f"checkpoint-{steps}" / "adapter_model.safetensors")
-    assert adapter.keys() == last.keys() and all(torch.equal(adapter[name], last[name]) for name in adapter)
+    assert same_weights(adapter_of(path / "adapter"), adapter_of(path / f"checkpoint-{steps}"))
     plain = logits(AutoModelForCausalLM.from_pretrained(base))
     model = AutoModelForCausalLM.from_pretrained(base)
     trained = logits(PeftModel.from_pretrained(model, path / "adapter").eval())

@@ -10,9 +10,9 @@ import torch
 from helpers.canned import trained_weights
 from helpers.files import read_json, tables_of, write_json
 from helpers.runs import fake_run
+from helpers.weights import adapter_of
 from peft import PeftModel
 from pytest import MonkeyPatch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 
 from gtpo.arguments import ModelArguments
@@ -51,7 +51,7 @@ def fake_training(build: Any) -> Any:
 
 
 def stored_step(directory: Path) -> float:
-    weights = load_file(directory / "best" / "adapter_model.safetensors")
+    weights = adapter_of(directory / "best")
     values = {weight.unique().item() for name, weight in weights.items() if "lora_B" in name}
     assert len(values) == 1
     return values.pop()
@@ -154,7 +154,7 @@ def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: Mo
     callback.on_log(None, state, None, logs={"accuracy": 1.0}, model=policy)
     callback.on_save(None, state, None, model=policy)
     policy.save_pretrained(tmp_path / "checkpoint-1")  # as Transformers' Trainer does
-    saved = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("best", "checkpoint-1")]
+    saved = [adapter_of(tmp_path / name) for name in ("best", "checkpoint-1")]
     trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     assert len(saved[0]) == len(trained) and saved[0].keys() == saved[1].keys()
 

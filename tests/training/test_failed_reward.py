@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.runs import metrics_of
 from helpers.scripts import RunScript
-from safetensors.torch import load_file
+from helpers.weights import adapter_of, same_weights
 
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
@@ -50,9 +50,7 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     assert command
     run_script(tmp_path, "train_gtpo.py", *command[2].split())
     run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/whole")
-    weights = [load_file(tmp_path / f"outputs/{run}/adapter/adapter_model.safetensors") for run in ("late", "whole")]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert same_weights(*(adapter_of(tmp_path / f"outputs/{run}/adapter") for run in ("late", "whole")))
 
 
 def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script: RunScript) -> None:

@@ -24,6 +24,7 @@ from helpers.canned import GROUP, batch_of, canned_group, settings_of
 from helpers.files import read_json
 from helpers.runs import fake_run
 from helpers.scripts import ROOT, run_process
+from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import (
@@ -44,8 +45,6 @@ from gtpo.training import callbacks
 from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 
-Weights = dict[str, torch.Tensor]
-
 
 @pytest.fixture
 def tracked(build: Any, tmp_path: Path) -> Any:
@@ -58,14 +57,6 @@ def tracked(build: Any, tmp_path: Path) -> Any:
         return trainer
 
     return tracked
-
-
-def weights(checkpoint: Path) -> Weights:
-    return load_file(checkpoint / "adapter_model.safetensors")
-
-
-def same(left: Weights, right: Weights) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def complete(run: Path) -> list[str]:
@@ -124,7 +115,7 @@ def test_a_non_finite_gradient_is_not_applied(tracked: Any, tmp_path: Path) -> N
     weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
     with pytest.raises(RunError, match=r"gradient.*lora_B.*step 2"):
         trainer.train()
-    assert torch.equal(weight.detach(), weights(run / "checkpoint-1")[name.replace(".default", "")])
+    assert torch.equal(weight.detach(), adapter_of(run / "checkpoint-1")[name.replace(".default", "")])
     assert (run / "not-finite-step-2" / "batch-0.safetensors").is_file()
 
 
@@ -279,7 +270,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tracked: Any, tmp_
     for run in (uninterrupted, restarted):
         tracked("grpo", run.name, **settings).train()
     tracked("grpo", restarted.name, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))
-    assert same(weights(restarted / "checkpoint-4"), weights(uninterrupted / "checkpoint-4"))
+    assert same_weights(adapter_of(restarted / "checkpoint-4"), adapter_of(uninterrupted / "checkpoint-4"))
     times = {"step_time", "tokens_per_second"}
     lines = [
         [{name: line[name] for name in line.keys() - times} for line in logged(run)]

@@ -22,6 +22,7 @@ from helpers.refusals import refused
 from helpers.runs import checkpoint, fake_run
 from helpers.scripts import ROOT
 from helpers.settings import parsed
+from helpers.weights import same_weights
 from transformers import TrainerState
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
@@ -248,7 +249,7 @@ def test_training_is_the_same_with_and_without_evaluation(method: str, settings:
         weights.append(trained_weights(trainer))
         logs.append([row for row in trainer.state.log_history if "reward" in row])
         assert len(evaluations(trainer)) == (0 if held_out is None else 4 + ("eval_on_start" in settings))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert same_weights(*weights)
     for plain, beside in zip(*logs, strict=True):
         assert plain.pop("step_time") > 0 and beside.pop("step_time") > 0
         assert plain == beside
