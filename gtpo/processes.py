@@ -1,7 +1,9 @@
 """The processes of a run: which one this is, agreement between them, parameters sharded across them."""
 
+import atexit
 import os
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 from gtpo.errors import UsageError
 
@@ -9,6 +11,20 @@ from gtpo.errors import UsageError
 def is_main_process() -> bool:
     """Whether this process writes the files of the run and speaks for it."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def leave(code: Any) -> NoReturn:
+    """Exit; one of several processes after the handlers of atexit, before the end of the interpreter.
+
+    There a thread of Gloo may abort: it holds tensors for a moment after its last collective, and needs the interpreter
+    to free them (pytorch#190489). The exit code is that of SIGABRT then, and the launcher reports a failed run.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    sys.exit(code)
 
 
 def refuse_data_parallel(args: Any) -> None:

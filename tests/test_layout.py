@@ -141,9 +141,9 @@ LIMITS = {
     "grading": Limit(12_275, 9.83),
     "models": Limit(7_708, 9.62),
     "reports": Limit(6_280, 9.73),
-    "runs": Limit(4_997, 9.15),
+    "runs": Limit(5_000, 9.15),
     "training": Limit(16_980, 9.64),
-    "": Limit(3_717, 8.29),  # the ground
+    "": Limit(3_790, 8.29),  # the ground
 }
 PACKAGE_LIMIT = Limit(94_370, 9.75)
 PAPER_LIMIT = Limit(10_910, 10.80)

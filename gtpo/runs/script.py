@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gtpo.errors import RunError, UsageError, last_line, printable
+from gtpo.processes import leave
 
 _training = False
 
@@ -31,11 +32,13 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     try:
         main()
         sys.stdout.flush()
+    except SystemExit as ended:
+        leave(ended.code)
     except KeyboardInterrupt:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
-        sys.exit(141)
+        leave(141)
     except Exception as error:
         if debug:
             raise
@@ -48,7 +51,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
         _exit(f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
-    sys.exit(0)
+    leave(0)
 
 
 def _write_traceback() -> str:
@@ -91,7 +94,7 @@ def _exit(message: str, code: int) -> NoReturn:
         for bar in list(sys.modules["tqdm"].tqdm._instances):
             bar.close()  # otherwise it is drawn again over the message
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
-    sys.exit(code)
+    leave(code)
 
 
 def _fault_of_the_disk(error: Exception) -> str | None:

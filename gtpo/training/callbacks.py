@@ -321,7 +321,7 @@ class StopOnSignal(TrainerCallback):
             if is_main_process():
                 how = resume_command(RunDirectory(args.output_dir))
                 logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
-            PartialState().destroy_process_group()  # an exit that leaves it open may end in SIGABRT, not with this code
+            PartialState().destroy_process_group()
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
 

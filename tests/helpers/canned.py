@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import trl
-from accelerate import PartialState
 from datasets import Dataset
 from helpers.files import write_json
 from peft import LoraConfig, get_peft_model
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import gtpo_trl
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.processes import leave
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
@@ -226,4 +226,4 @@ if __name__ == "__main__":
             name = f"weights-{number}.safetensors" if several else "weights.safetensors"
             save_file(weights, Path(arguments.output_dir) / name)
             write_json(Path(arguments.output_dir) / "log.json", trainer.state.log_history)
-    PartialState().destroy_process_group()  # Gloo's threads may abort an exit that leaves it open
+    leave(0)

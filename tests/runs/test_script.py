@@ -87,3 +87,25 @@ def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -
         "logging.getLogger('gtpo.models.load').warning('loading tiny')"
     )
     assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("main", "code"),
+    [("lambda: print('trained')", 0), ("lambda: sys.exit(143)", 143), ("lambda: print(undefined)", 2), ("exit", 0)],
+)
+def test_one_of_several_processes_exits_before_the_end_of_the_interpreter(processes: str, main: str, code: int) -> None:
+    """In which a thread of Gloo may abort; the handlers of atexit, wandb's among them, have run."""
+    source = f"""
+import atexit, sys
+from gtpo.runs.script import run_script
+class Late:
+    def __del__(self): print("the end", file=sys.__stdout__)
+late = Late()
+atexit.register(print, "handler")
+run_script({main})
+"""
+    environment = user_environment() | {"WORLD_SIZE": processes}
+    ended = run_process([sys.executable, "-c", source], env=environment, code=code)
+    assert ended.stdout.splitlines()[-1] == ("the end" if processes == "1" else "handler")
+    assert "handler" in ended.stdout

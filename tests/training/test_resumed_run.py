@@ -173,7 +173,6 @@ def test_a_damaged_best_is_not_kept(fault: str, tracked: Any, tmp_path: Path, ca
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_run_leaves_no_process_group(stopped: bool, plain: Any, process_group: None) -> None:
-    """Gloo's threads abort some exits of a process that has one, and a launcher then reports a failed run."""
     trainer = plain(max_steps=2)
     trainer.add_callback(Interrupt(at=1) if stopped else TrainerCallback())
     with pytest.raises(SystemExit) if stopped else nullcontext():
