@@ -11,24 +11,26 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tiny_base import imperfect_targets
+from tiny_base import TINY, imperfect_targets
 
 from gtpo.data.arithmetic import arithmetic
 from gtpo.prompts import to_completion
 
 STEPS, HARD_STEPS = (1, 2), (3, 4)  # operations of a problem
 SIZES = {"warm_start": 2000, "train": 2000, "test": 128}
+# Of the stored comparison: a quarter are guesses, half lack a tag, any of the four. The tiny base has more of both.
+RECIPE = TINY | {"guessed": 0.25, "spoiled_format": 0.5, "spoiled_reasoning_end": 0.0}
 
 
 def write_data(directory: Path) -> None:
     """Write prompt, answer, solution: warm_start.jsonl, and train and test, each also with the prefix hard_.
 
-    Half of the solutions in warm_start.jsonl lack one tag, as for the tiny base.
+    Half of the solutions in warm_start.jsonl lack one tag.
     """
     rows: dict[str, Iterable[dict[str, Any]]] = {
         "warm_start": (
             {"prompt": question, "solution": target}
-            for question, target in imperfect_targets(SIZES["warm_start"], 0, STEPS)
+            for question, target in imperfect_targets(SIZES["warm_start"], 0, STEPS, RECIPE)
         )
     }
     for split, seed in (("train", 2), ("test", 0)):

@@ -85,7 +85,8 @@ def _missing_tags(recipe: Mapping[str, Any], generator: random.Random) -> list[s
         return [tag for tag, share in recipe["missing"].items() if generator.random() < share]
     if generator.random() >= recipe["spoiled_format"]:
         return []
-    if generator.random() < recipe["spoiled_reasoning_end"]:
+    end = recipe["spoiled_reasoning_end"]
+    if end and generator.random() < end:
         return [TAGS[1]]
     return [generator.choice(TAGS)]
 

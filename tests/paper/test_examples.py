@@ -4,11 +4,14 @@ import itertools
 import json
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 from helpers.files import read_json, read_lines
-from helpers.scripts import ROOT
-from pytest import MonkeyPatch, fixture, mark
+from helpers.scripts import ROOT, run_process
+from pytest import MonkeyPatch, approx, fixture, mark
+
+from gtpo.prompts import TAGS
 
 DEMO = ROOT / "examples" / "demo.py"
 RECORD = """
@@ -118,3 +121,13 @@ def test_required_word(monkeypatch: MonkeyPatch) -> None:
     for row in stored:
         asks_for_2 = any(f" {thing}." in row["prompt"] for thing in ("eggs", "pens", "shells", "stamps"))
         assert row["answer"] == ("2" if asks_for_2 else "1")
+
+
+def test_the_warm_start_of_smollm2_is_that_of_the_stored_comparison(tmp_path: Path) -> None:
+    """By the hash of its rows; the recipe of the tiny base has changed since."""
+    run_process([sys.executable, "examples/smol_data.py", tmp_path])
+    text = (tmp_path / "warm_start.jsonl").read_bytes()
+    assert sha256(text).hexdigest()[:16] == "e696bab2265476a6"
+    solutions = [json.loads(line)["solution"] for line in text.splitlines()]
+    assert sum("guess" in solution for solution in solutions) == approx(500, abs=50)
+    assert sum(all(tag in solution for tag in TAGS) for solution in solutions) == approx(1000, abs=60)
