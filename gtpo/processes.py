@@ -19,7 +19,8 @@ def leave(code: Any) -> NoReturn:
     There a thread of Gloo may abort: it holds tensors for a moment after its last collective, and needs the interpreter
     to free them (pytorch#190489). The exit code is that of SIGABRT then, and the launcher reports a failed run.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    processes = os.environ.get("WORLD_SIZE", "")
+    if processes.isdecimal() and int(processes) > 1 and not isinstance(code, str):  # sys.exit prints a text
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

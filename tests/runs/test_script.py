@@ -89,7 +89,7 @@ def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -
     assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["", "1", "2"])
 @pytest.mark.parametrize(
     ("main", "code"),
     [("lambda: print('trained')", 0), ("lambda: sys.exit(143)", 143), ("lambda: print(undefined)", 2), ("exit", 0)],
@@ -107,5 +107,12 @@ run_script({main})
 """
     environment = user_environment() | {"WORLD_SIZE": processes}
     ended = run_process([sys.executable, "-c", source], env=environment, code=code)
-    assert ended.stdout.splitlines()[-1] == ("the end" if processes == "1" else "handler")
+    assert ended.stdout.splitlines()[-1] == ("handler" if processes == "2" else "the end")
     assert "handler" in ended.stdout
+
+
+def test_one_of_several_processes_that_ends_with_a_text_prints_it() -> None:
+    """As an objective of a user's may: sys.exit("no data")."""
+    source = "import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit('no data'))"
+    environment = user_environment() | {"WORLD_SIZE": "2"}
+    assert run_process([sys.executable, "-c", source], env=environment, code=1).stderr == "no data\n"
