@@ -139,7 +139,7 @@ LIMITS = {
     "evaluation": Limit(14_260, 9.73),
     "forward": Limit(12_000, 10.10),
     "grading": Limit(12_275, 9.83),
-    "models": Limit(7_708, 9.62),
+    "models": Limit(7_735, 9.62),
     "reports": Limit(6_280, 9.73),
     "runs": Limit(5_000, 9.15),
     "training": Limit(16_980, 9.64),

@@ -1,5 +1,6 @@
 """Load a policy: the base model, with a LoRA adapter or all weights trained, by Transformers and PEFT or Unsloth."""
 
+import atexit
 import errno
 import logging
 from functools import partial
@@ -26,12 +27,17 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
     """
+    from accelerate import PartialState
+    from torch import distributed
+
     trainer = settings.trainer
     if trainer.use_cpu and backend == "transformers" and gpu_is_available() and is_main_process():
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
     )
+    if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains where a run fails otherwise
+        atexit.register(PartialState().destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
         policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)

@@ -7,16 +7,19 @@ import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.canned import settings_of
 from helpers.runs import fake_run, metrics_of
-from pytest import LogCaptureFixture
+from helpers.settings import parsed
+from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerCallback
 
 from gtpo.errors import RunError
+from gtpo.models.load import load_policy
 from gtpo.runs.directory import RunDirectory, damage
 from gtpo.training.loop import attach_callbacks, run
 
@@ -179,3 +182,16 @@ def test_a_run_leaves_no_process_group(stopped: bool, plain: Any, process_group:
         run(trainer, settings_of(trainer), None)
     assert trainer.state.global_step == 2 - stopped
     assert not torch.distributed.is_initialized()
+
+
+def test_a_run_with_vllm_that_fails_leaves_no_process_group(process_group: None, monkeypatch: MonkeyPatch) -> None:
+    """Its last words are the error, not NCCL's warning of a group that was not destroyed."""
+    at_exit: list[Any] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    loaded = SimpleNamespace(), SimpleNamespace(init_kwargs={})
+    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: loaded)
+    load_policy(parsed("--model", "tiny"), "unsloth")
+    for _ in range(2):  # the second time as after a run that ends, which destroys the group itself
+        for handler in at_exit:
+            handler()
+        assert not torch.distributed.is_initialized()
