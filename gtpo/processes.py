@@ -20,7 +20,7 @@ def leave(code: Any) -> NoReturn:
     to free them (pytorch#190489). The exit code is that of SIGABRT then, and the launcher reports a failed run.
     """
     processes = os.environ.get("WORLD_SIZE", "")
-    if processes.isdecimal() and int(processes) > 1 and not isinstance(code, str):  # sys.exit prints a text
+    if processes.isdecimal() and int(processes) > 1 and isinstance(code, int | None):  # sys.exit prints others
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -111,8 +111,9 @@ run_script({main})
     assert "handler" in ended.stdout
 
 
-def test_one_of_several_processes_that_ends_with_a_text_prints_it() -> None:
-    """As an objective of a user's may: sys.exit("no data")."""
-    source = "import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit('no data'))"
+@pytest.mark.parametrize("why", ["'no data'", "OSError('no data')"])
+def test_one_of_several_processes_that_ends_with_a_text_prints_it(why: str) -> None:
+    """As an objective of a user's may: sys.exit("no data"), sys.exit(error)."""
+    source = f"import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit({why}))"
     environment = user_environment() | {"WORLD_SIZE": "2"}
     assert run_process([sys.executable, "-c", source], env=environment, code=1).stderr == "no data\n"
