@@ -279,7 +279,8 @@ class GTPOArguments:
 
     def __post_init__(self) -> None:
         names = ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy")
-        check_fields(vars(self), dict.fromkeys(names, NOT_NEGATIVE))
+        values = {name: getattr(self, name) for name in names}  # a subclass may have slots
+        check_fields(values, dict.fromkeys(names, NOT_NEGATIVE))
 
 
 @dataclass

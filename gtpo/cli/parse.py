@@ -279,8 +279,8 @@ def _start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
     """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
     check_base(adapter)
     logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
-    shape = {"lora_rank", "lora_target_modules"}
-    for name in named & shape:
+    shape = ("lora_rank", "lora_target_modules")
+    for name in named & {*shape}:
         raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
     return {name: stored[name] for name in (*shape, "model")} | {"initial_adapter": str(adapter)}
 

@@ -15,6 +15,7 @@ from helpers.scripts import ROOT, run_process
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
+from gtpo.arguments import GTPOArguments
 from gtpo.cli.flags import annotations_of, check_flags, spelled_out
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
@@ -104,3 +105,13 @@ def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
     assert parsed("--stop_on_collapse").reward.stop_on_collapse
     with refused("--stop_on_collapse watches the accuracy reward, which --reward leaves out"):
         parsed("--stop_on_collapse", "--reward", "format")
+
+
+def test_the_settings_of_gtpo_are_checked_in_a_subclass_with_slots() -> None:
+    @dataclasses.dataclass(slots=True)
+    class Mine(GTPOArguments):
+        mine: int = 1
+
+    for name in ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy"):
+        with refused(f"--{name} is -1: expected a finite number >= 0"):
+            Mine(**{name: -1})
