@@ -22,8 +22,9 @@ def leave(code: Any) -> NoReturn:
     processes = os.environ.get("WORLD_SIZE", "")
     if processes.isdecimal() and int(processes) > 1 and isinstance(code, int | None):  # sys.exit prints others
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in sys.stdout, sys.stderr:
+            if stream:  # None where it is closed
+                stream.flush()
         os._exit(code or 0)
     sys.exit(code)
 

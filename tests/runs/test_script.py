@@ -117,3 +117,9 @@ def test_one_of_several_processes_that_ends_with_a_text_prints_it(why: str) -> N
     source = f"import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit({why}))"
     environment = user_environment() | {"WORLD_SIZE": "2"}
     assert run_process([sys.executable, "-c", source], env=environment, code=1).stderr == "no data\n"
+
+
+def test_one_of_several_processes_without_standard_output_ends_with_its_code() -> None:
+    """As a daemon starts it."""
+    source = "import sys\nfrom gtpo.runs.script import run_script\nsys.stdout = None\nrun_script(lambda: sys.exit(143))"
+    run_process([sys.executable, "-c", source], env=user_environment() | {"WORLD_SIZE": "2"}, code=143)
