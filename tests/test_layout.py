@@ -145,7 +145,7 @@ LIMITS = {
     "training": Limit(16_980, 9.64),
     "": Limit(3_823, 8.29),  # the ground
 }
-PACKAGE_LIMIT = Limit(94_370, 9.75)
+PACKAGE_LIMIT = Limit(92_100, 9.60)
 PAPER_LIMIT = Limit(10_910, 10.80)
 STUDY = Limit(15_500, 10.33)
 BENCHMARKS = Limit(25_035, 10.80)
