@@ -27,7 +27,6 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
     """
-    from accelerate import PartialState
     from torch import distributed
 
     trainer = settings.trainer
@@ -36,8 +35,8 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     policy, tokenizer = build_policy(
         settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
     )
-    if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains where a run fails otherwise
-        atexit.register(PartialState().destroy_process_group)
+    if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
+        atexit.register(distributed.destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
         policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)

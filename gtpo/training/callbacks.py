@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
@@ -321,7 +320,6 @@ class StopOnSignal(TrainerCallback):
             if is_main_process():
                 how = resume_command(RunDirectory(args.output_dir))
                 logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
-            PartialState().destroy_process_group()
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
 

@@ -46,7 +46,6 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
                 finish()
             except Exception as error:
                 logger.warning("%s: %s; the run is complete", type(error).__name__, error)
-    trainer.accelerator.end_training()  # NCCL complains where a process exits with its group
 
 
 def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> None:
