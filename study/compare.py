@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -176,6 +177,18 @@ def slope_row(x: Numbers, pairs: Sequence[Pair], measure: str) -> Row:
     return compare(slopes) | {"means": [], "where": "slope over x"}
 
 
+def pooled_row(pairs: Sequence[Pair], measure: str, bound: float) -> Row:
+    """The mean of a difference over the bases, per seed that has all of them; p is of its distance from a bound."""
+    by_base = [pair.differences(measure) for pair in pairs]
+    means = []
+    for seed in sorted(set.intersection(*map(set, by_base))):
+        means.append(fmean(differences[seed] for differences in by_base))
+    row = compare([mean - bound for mean in means])
+    if row["mean"] is not None:
+        row["mean"] += bound
+    return row | {"means": [], "where": "mean over bases", "bound": bound}
+
+
 def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
     """The planned differences; Holm's correction is over all of them."""
     rows = []
@@ -187,9 +200,12 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
         if primary.get("slope"):
             shares = [found.base.x or 0.0 for found in every]
             found_rows = [slope_row(shares, pairs, measure)]
+        elif primary.get("over_bases"):
+            found_rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
         else:
             found_rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
-        rows += [{**row, "measure": measure, "arm": arm} for row in found_rows]
+        shared = {"measure": measure, "arm": arm, "needs_p": comparison.needs_p}
+        rows += [{**row, **shared} for row in found_rows]
     if len(rows) > 1:
         add_holm(rows)
     return rows

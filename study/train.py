@@ -1,4 +1,6 @@
-"""train_grpo.py or train_gtpo.py with ln pi of the tags as metrics. Otherwise the run is that of the script.
+"""train_grpo.py or train_gtpo.py with ln pi of the tags and the share of guesses as metrics.
+
+Otherwise the run is that of the script.
 
 python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
@@ -7,6 +9,7 @@ import sys
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gtpo.arguments import GTPOArguments
@@ -17,12 +20,14 @@ from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 
 def with_measures(trainer: Any, tags: Words) -> Any:
-    """A trainer that also logs ln pi of each tag."""
+    """A trainer that also logs ln pi of each tag, and ``guesses``, the percentage of completions that say "guess"."""
 
     class Measured(trainer):
         def _generate_and_score_completions(self, inputs: list[Row]) -> Row:
             batch = super()._generate_and_score_completions(inputs)
             batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
+            texts = self._tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+            batch["is_guess"] = torch.tensor(["guess" in text for text in texts], device=batch["tag_spans"].device)
             return batch
 
         @wraps(trainer.objective)  # the same tokens have a gradient
@@ -30,7 +35,8 @@ def with_measures(trainer: Any, tags: Words) -> Any:
             loss, measured = super().objective(logps, token_entropy, inputs)
             found = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps.detach())
             of_tags = dict(zip(TAG_METRICS, found, strict=True))
-            return loss, measured._replace(metrics={**(measured.metrics or {}), **of_tags})
+            guesses = 100 * inputs["is_guess"].float().mean()
+            return loss, measured._replace(metrics={**(measured.metrics or {}), **of_tags, "guesses": guesses})
 
     return Measured
 

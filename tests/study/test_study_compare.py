@@ -185,6 +185,23 @@ def test_the_slope_over_bases_by_hand() -> None:
     assert (row["seeds"], row["mean"]) == (5, pytest.approx(-10.0))
 
 
+def test_the_mean_over_bases_against_a_bound_by_hand() -> None:
+    """Five seeds: +1, -1, ..., from one base and +0.5 from the other; p is of the distance from -0.5."""
+    primary = [{"measure": "formatting 1-4", "over_bases": True, "above": -0.5}]
+    comparison = compared(base=["missing-0", "missing-20"], seeds=["1-5"], primary=primary, measures=[])
+    every = []
+    for number, of_base in enumerate(([1.0, -1.0, 1.0, -1.0, 1.0], [0.5] * 5)):
+        metrics = {
+            "grpo-0.3e-3": {seed: run(0, 50.0) for seed in range(1, 6)},
+            "gtpo-0.3e-3": {seed: run(0, 50.0 + gain) for seed, gain in enumerate(of_base, 1)},
+        }
+        every.append(found_in(comparison, metrics, number))
+    [row] = primary_rows(comparison, every)  # 0.75, -0.25, 0.75, -0.25, 0.75; all above -0.5
+    assert (row["seeds"], row["mean"], row["p"]) == (5, pytest.approx(0.35), 2 / 32)
+    assert row["half_width"] == pytest.approx(2.776 * 0.54772 / 5**0.5, rel=1e-3)
+    assert (row["bound"], row["needs_p"]) == (-0.5, False)
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     TABLES["verdicts"],

@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from helpers.canned import batch_of, canned_group
 from transformers import AutoTokenizer
 
+from examples.objectives.tag_correction import Settings, TagCorrection
 from gtpo.prompts import TAGS
 from study.tags import TAG_METRICS, tag_logps, tag_span, tag_spans
 from study.train import with_measures
@@ -50,6 +52,49 @@ def test_the_metrics_of_a_step(build: Any) -> None:
     _, measured = trainer.objective(logps, torch.zeros_like(logps), batch)
     found = {name: float(value) for name, value in measured.metrics.items() if name in TAG_METRICS}
     assert found[TAG_METRICS[0]] == -2.0 and math.isnan(found[TAG_METRICS[1]])
+    texts = trainer._tokenizer.batch_decode(batch["completion_ids"])
+    assert batch["is_guess"].tolist() == ["guess" in text for text in texts]
+    batch["is_guess"][:3] = True
+    _, measured = trainer.objective(logps, torch.zeros_like(logps), batch)
+    assert float(measured.metrics["guesses"]) == pytest.approx(100 * batch["is_guess"].float().mean())
+    assert 25 <= float(measured.metrics["guesses"]) < 100
+
+
+def test_the_correction_on_tags_doubles_and_skips_shared_tags_alone(build: Any, tiny: Path) -> None:
+    """A rewarded and a penalized completion are the same; a fifth tag is cut off by the end.
+
+    | A | tokens | lambda |
+    |---|---|---|
+    | +1 | <reasoning> first guess </reasoning> ... | 2 on the tags, 1 on the words |
+    | -1 | the same | 0 on the tags, 1 on the words |
+    """
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    text = "<reasoning> first guess </reasoning> <answer> 5 </answer>"
+    ids = torch.tensor([tokenizer(text + text[:11], add_special_tokens=False)["input_ids"]] * 2)
+    mask = torch.ones_like(ids)
+    mask[:, -1] = 0  # the fifth tag is cut off
+    trainer = build("grpo")
+    trainer.settings = Settings()
+    trainer.__class__ = type("Tagged", (TagCorrection,), {})
+    advantages = torch.tensor([1.0, -1.0])
+    inputs = {
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": advantages,
+        "conflict_mask": mask.bool(),
+    }
+    is_tag = torch.zeros(ids.shape[1], dtype=torch.bool)
+    for tag in TAGS:
+        spans = _span(tokenizer, ids[0].tolist(), tag)
+        is_tag[spans] = True
+    assert 4 <= is_tag.sum() < ids.shape[1] - 2
+    logps = torch.linspace(-2, -1, ids.numel()).view(ids.shape).requires_grad_()
+    loss, measured = trainer.objective(logps, torch.zeros_like(logps), inputs)
+    weights = torch.stack([torch.where(is_tag, 2.0, 1.0), torch.where(is_tag, 0.0, 1.0)])
+    assert torch.equal(measured.weights * mask, weights * mask)
+    loss.backward()
+    expected = -advantages[:, None] * weights * mask / mask.sum(1, keepdim=True) / 2
+    torch.testing.assert_close(logps.grad, expected)
 
 
 def _span(tokenizer, row: list[int], tag: str) -> list[int] | None:  # type: ignore[no-untyped-def]
