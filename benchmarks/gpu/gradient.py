@@ -91,8 +91,9 @@ def given(base: type, file: Path) -> type:
             return COMPLETIONS, None
 
         def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._rewards = torch.tensor(REWARDS, device=self.accelerator.device)  # as the method that this replaces
-            return self._rewards[:, None]
+            rewards = torch.tensor(REWARDS, device=self.accelerator.device)
+            self._rewards = rewards[:, None]  # as the method that this replaces
+            return self._rewards
 
     return Given
 

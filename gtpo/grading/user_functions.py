@@ -87,10 +87,14 @@ def import_named(name: str, known: Known, noun: str) -> Reward:
     is_file = path.is_file() or module.endswith(".py")
     try:
         found = _import_file(path) if is_file else importlib.import_module(module)
-        return cast("Reward", getattr(found, function))
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
+    if not hasattr(found, function):
+        own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
+        there = ", ".join(own) or "nothing"
+        raise UsageError(f"--{noun} {name}: {module} has no {function}{nearest(function, own)}: it has {there}.")
+    return cast("Reward", getattr(found, function))
 
 
 def _import_file(path: Path) -> ModuleType:

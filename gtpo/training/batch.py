@@ -1,6 +1,7 @@
 """TRL's batches: how rows are padded, gathered and counted, and random numbers apart from those of training."""
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -33,18 +34,22 @@ class Rollouts(NamedTuple):
     group_size: int
 
 
-def gather_rollouts(trainer: Any, batch: Batch, advantages: Tensor, span: str = "anchored") -> Rollouts:
+def gather_rollouts(trainer: Any, batch: Batch, advantages: Tensor, group_size: int, span: str) -> Rollouts:
     """Those of all processes, zero-padded to the longest, in rank order. ``advantages``: of all of them, (B,)."""
     rows = []
     for name in ("completion_ids", "completion_mask"):
         part = trainer.accelerator.pad_across_processes(batch[name], dim=1)
         rows.append(trainer.accelerator.gather(part))
     ids, valid = rows
-    group_size = trainer.num_generations
-    if not trainer.model.training:
-        group_size = trainer.num_generations_eval
     spans = conflict_spans(ids, valid, advantages, group_size, span)
     return Rollouts(ids, valid, spans, advantages, group_size)
+
+
+def replace_last(log: deque[float], values: list[float]) -> None:
+    """The last entries of a log that may hold fewer."""
+    for _ in range(min(len(log), len(values))):
+        log.pop()
+    log.extend(values)
 
 
 def padded_batch(prompt_ids: Ids, completion_ids: Ids, pad_token_id: int, device: torch.device) -> Batch:

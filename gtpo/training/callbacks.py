@@ -417,8 +417,8 @@ def save_finished_step(trainer: Any) -> str:
     return how_to_continue(RunDirectory(trainer.args.output_dir))
 
 
-def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> Tensor:
-    """R_i, shape (B,); RunError, with the last finished step saved, if rewards cannot be used.
+def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
+    """RunError, with the last finished step saved, if rewards cannot be used.
 
     Every process has to call it. The error is for what a reward function has raised, a value that is not finite, and a
     batch without a reward. ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of
@@ -455,7 +455,6 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
             f"{save_finished_step(trainer)}."
         )
-    return sums
 
 
 class ResumedOptimizer(TrainerCallback):

@@ -1,15 +1,12 @@
 """A user's objective in the train script: ``train_grpo.py --objective file.py:Class``."""
 
 import argparse
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from gtpo.arguments import GTPOArguments, fields_of
-from gtpo.errors import RunError, UsageError, last_line
-from gtpo.grading.user_functions import import_named, place_of
+from gtpo.errors import UsageError
+from gtpo.grading.user_functions import import_named
 from gtpo.training.refusals import uses_unsloth
 
 
@@ -38,26 +35,9 @@ def load_objective(base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:
         raise UsageError(f"--objective {name}: expected a subclass of gtpo.GRPOTrainer.")
     kind._name = kind.__name__  # of bar and card
     kind._paper = {}
-    kind.objective = _with_place(kind.objective, name)
     if kind.Settings is object:
         return kind, []
     taken = fields_of([*others, GTPOArguments]).keys() & fields_of([kind.Settings])
     if taken:
         raise UsageError(f"--objective {name}: Settings has {min(taken)}, which is a setting already: rename it.")
     return kind, [kind.Settings]
-
-
-def _with_place(objective: Any, name: str) -> Any:
-    """A method ``objective`` whose errors name the line of the user's file."""
-
-    @functools.wraps(objective)
-    def checked(self: Any, *args: Any) -> Any:
-        try:
-            return objective(self, *args)
-        except (torch.OutOfMemoryError, RunError):  # the first one halves the micro-batch
-            raise
-        except Exception as error:
-            place = place_of(error, __file__)
-            raise RunError(f"--objective {name}: {last_line(error)} ({place}).") from error
-
-    return checked

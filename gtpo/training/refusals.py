@@ -43,14 +43,6 @@ def check_grpo_settings(args: Any) -> None:
         )
 
 
-def check_gtpo_settings(args: Any) -> None:
-    """As :func:`check_grpo_settings`, and what contradicts GTPO: KL term and clipping."""
-    for name, value in {"beta": 0.0, "epsilon": type(args).epsilon, "epsilon_high": None}.items():
-        if (found := getattr(args, name)) != value:
-            raise UsageError(f"{name} = {found}: expected {value}, because GTPO has no KL term and no clipping.")
-    check_grpo_settings(args)
-
-
 def deviations(args: Any, generation_config: Any) -> str:
     """The settings of the objective and of the sampler that are not the paper's; empty without any.
 

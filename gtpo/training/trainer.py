@@ -7,7 +7,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
-* ``_calculate_rewards``: stops at rewards that are not finite; keeps R_i of all processes.
+* ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
 * ``training_step``, ``_prepare_inputs``: ``gtpo/training/halving.py``, where the first micro-batch does not fit.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
@@ -19,9 +19,8 @@ rollout functions.
 
 import inspect
 import logging
-import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,17 +41,18 @@ from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
-from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
+from gtpo.training.advantages import group_advantages
+from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
+from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, Recorder
 from gtpo.training.refusals import (
     check_grpo_settings,
-    check_gtpo_settings,
     check_inputs,
     check_policy,
     deviations,
@@ -65,7 +65,6 @@ from gtpo_loss import (
     entropy_filter,
     grpo_loss,
     gtpo_loss,
-    rewards_at_mean,
 )
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,8 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
-    that change the loss and are not implemented, each named. Somebody else's objective overrides :meth:`objective`.
+    that change the loss and are not implemented, each named. Somebody else's objective overrides :meth:`objective` or
+    :meth:`advantages`.
     """
 
     reward_funcs: list[Any]  # these two are TRL's
@@ -88,9 +88,9 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     logps_and_entropy = staticmethod(linear_logps_and_entropy)  # plain_logps_and_entropy is its readable twin
 
-    check_settings = staticmethod(check_grpo_settings)
     _config = trl.GRPOConfig  # of a trainer without args
     Settings: Any = object  # of a subclass a dataclass, whose values are `self.settings`
+    fixed: Mapping[str, Any] = {}  # settings of TRL that the objective does not read, with the only accepted value
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **kwargs: Any) -> None:
         if args is None:
@@ -128,6 +128,15 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if other and is_main_process():
             logger.warning("Not the paper's objective: %s", other)
 
+    @classmethod
+    def check_settings(cls, args: Any) -> None:
+        """UsageError for the first setting of TRL that changes its loss and not this one."""
+        for name, value in cls.fixed.items():
+            found = getattr(args, name)
+            if found != value:
+                raise UsageError(f"{name} = {found!r}: {cls.__name__} does not use it, expected {value!r}.")
+        check_grpo_settings(args)
+
     # Rollouts, rewards, conflict mask
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
@@ -140,16 +149,16 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)
-        advantages = self.accelerator.gather(batch["advantages"])
-        if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
-            group_size = self.num_generations if self.model.training else self.num_generations_eval
-            advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
-        whole = gather_rollouts(self, batch, advantages, self.gtpo.conflict_span)
-        forward, backward = whole.spans
         rows, width = batch["completion_ids"].shape
-        row = self.accelerator.process_index * rows + torch.arange(rows, device=advantages.device)
+        row = self.accelerator.process_index * rows + torch.arange(rows, device=self.accelerator.device)
         batch["row"] = row  # follows TRL's shuffle
-        batch["advantages"] = advantages[row]
+        batch["has_reward"] = ~self._rewards[row].isnan().all(1)
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        batch["advantages"] = call_advantages(self, self._rewards, group_size)[row]
+        advantages = self.accelerator.gather(batch["advantages"])  # also where a hook draws random numbers
+        replace_last(self._logs["advantages"], advantages.tolist())
+        whole = gather_rollouts(self, batch, advantages, group_size, self.gtpo.conflict_span)
+        forward, backward = whole.spans
         batch["conflict_mask"] = (forward | backward)[row, :width]
         batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
         self.recorder.rollouts(inputs, whole)
@@ -209,10 +218,26 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
                 self._bar = None
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        sums = check_rewards(self, rewards, prompts, completions)
-        self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it
-        return rewards
+        self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        check_rewards(self, self._rewards, prompts, completions)
+        return self._rewards
+
+    def advantages(self, rewards: Tensor, group_size: int) -> Tensor:
+        """A_i of all completions of a step, in all processes: TRL's here. Override it for other advantages.
+
+        It takes ``scale_rewards`` and ``multi_objective_aggregation`` from the settings. The conflict mask is that of
+        what it returns. A completion without a reward has A_i = 0, whatever is returned for it.
+
+        Args:
+            rewards: One column for each reward function, NaN where it has no reward (None). Their weights are
+                ``self.reward_weights``, shape (K,). Shape (B, K).
+            group_size: G; rows k*G to (k+1)*G-1 are the completions of one prompt.
+
+        Returns:
+            Shape (B,). RunError on all processes for another shape, and for a value that is not finite.
+        """
+        weights = self.reward_weights.to(rewards.device)
+        return group_advantages(rewards, weights, group_size, self.scale_rewards, self.args.multi_objective_aggregation)
 
     # The objective
 
@@ -222,7 +247,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         is_ours = inspect.unwrap(type(self).objective) in (GRPOTrainer.objective, GTPOTrainer.objective)
         grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
-        loss, measured = self.objective(logps, token_entropy, inputs)
+        loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
         if not self.model.training:
             return loss
@@ -239,13 +264,14 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
             logps: ln pi of the completion tokens at the sampling temperature, 0 on padding. Shape (b, T).
             token_entropy: H over the full vocabulary in nats, 0 on padding; carries no gradient. Shape (b, T).
             inputs: ``prompt_ids``, ``prompt_mask`` (b, P), padded left; ``completion_ids``, ``completion_mask`` (b, T),
-                padded right; ``advantages`` (b,): A_i; ``conflict_mask`` (b, T), bool: M; ``row`` (b,): the place among
-                the completions of the step, whose groups of G are adjacent; ``num_items_in_batch`` (): tokens of all
-                completions of a generation. Where the settings need them, (b, T): ``old_per_token_logps``,
-                ``ref_per_token_logps`` (beta), ``sampling_per_token_logps`` and ``importance_sampling_ratio`` (vLLM).
+                padded right; ``advantages`` (b,): A_i; ``has_reward`` (b,), bool; ``conflict_mask`` (b, T), bool: M;
+                ``row`` (b,): the place among the completions of the step, whose groups of G are adjacent;
+                ``num_items_in_batch`` (): tokens of all completions of a generation. Where the settings need them,
+                (b, T): ``old_per_token_logps`` (several updates for a generation, or vLLM), ``ref_per_token_logps``
+                (beta), ``sampling_per_token_logps`` and ``importance_sampling_ratio`` (vLLM).
 
         Returns:
-            The loss, shape (), and :class:`Measured`.
+            The loss, shape (), and :class:`Measured`. RunError for anything else.
         """
         mask, options = inputs["completion_mask"], self._of_trl(inputs)
         entropy = completion_entropy(token_entropy, mask)  # measured alone
@@ -404,7 +430,7 @@ class GTPOTrainer(GRPOTrainer):
             }"""),
     }
 
-    check_settings = staticmethod(check_gtpo_settings)
+    fixed = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None}  # no KL term, no clipping
     _config = GTPOConfig
 
     def __init__(
@@ -436,8 +462,9 @@ class GTPOTrainer(GRPOTrainer):
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
         keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
         options = self._of_trl(inputs)
-        gamma: float | Tensor = settings.gamma
+        has_penalty = inputs["has_reward"]
         if settings.zero_advantage == "skip":  # Eq. 27 and 28: neither in G+ nor in G-
-            gamma = gamma * (advantages != 0)  # (B,)
+            has_penalty = has_penalty & (advantages != 0)
+        gamma = settings.gamma * has_penalty  # (B,)
         loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **options)
         return loss, Measured(entropy, weights, keep, metrics, weights_of_rows(mask, options["normalizer"]))

@@ -287,7 +287,7 @@ def _settings() -> dict[str, Any]:
     import trl
 
     from gtpo.cli import parse as cli
-    from gtpo.training.refusals import check_gtpo_settings
+    from gtpo.training.trainer import GTPOTrainer
 
     cli.gpu_is_available = lambda: True
     seen: dict[str, Any] = {"settings": {}, "stored": {}}
@@ -300,7 +300,7 @@ def _settings() -> dict[str, Any]:
         argv += ["--model", "qwen"] if "/baselines/" in file else []
         settings = cli.parse(method, (*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig), argv)
         if method == "gtpo":
-            check_gtpo_settings(settings.trainer)
+            GTPOTrainer.check_settings(settings.trainer)
         fields = {field.name for field in dataclasses.fields(settings.trainer)}
         seen["settings"][config] = {name: str(getattr(settings.trainer, name)) for name in sorted(fields)}
         seen["stored"][config] = {name: str(value) for name, value in settings.to_dict().items()}

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import gtpo_trl
+from examples.objectives.rloo import RLOO
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
 from gtpo.processes import leave
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
@@ -80,7 +81,11 @@ class CannedExample(_Canned, gtpo_trl.GTPOTrainer):
     pass
 
 
-TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL, "gtpo_trl": CannedExample}
+class CannedRLOO(CannedGRPO, RLOO):
+    """Other advantages, by their hook."""
+
+
+TRAINERS = {"rloo": CannedRLOO, "gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL, "gtpo_trl": CannedExample}
 
 
 def make_trainer(

@@ -105,13 +105,13 @@ def test_what_a_script_says_about_an_objective(mine: Path, tiny: Path, run_scrip
     assert "c.yaml names the objective mine.Halved" in stored.stderr
     broken = run_script(mine, "train_grpo.py", *common, "--objective", "mine.py:Broken", code=1)
     line = 1 + MINE.splitlines().index("        return undefined")
-    assert f"NameError: name 'undefined' is not defined (mine.py, line {line})" in broken.stderr
+    assert f"Broken.objective (mine.py, line {line}) raised NameError: name 'undefined' is not defined" in broken.stderr
     assert [path.name.startswith("Broken-") for path in (mine / "outputs").iterdir()] == [True]
     wrong = {
         ("train_gtpo.py", "mine.py:Same"): "train_gtpo.py has its own objective",
         ("train_grpo.py", "mine.py:Alone"): "expected a subclass of gtpo.GRPOTrainer",
         ("train_grpo.py", "mine.py:Taken"): "Settings has beta, which is a setting already",
-        ("train_grpo.py", "mine.py:Missing"): "has no attribute 'Missing'",
+        ("train_grpo.py", "mine.py:Halve"): "has no Halve (did you mean 'Halved'?): it has Same, Halved, Broken, ",
         ("train_grpo.py", "mine:Same"): "expected file.py:Class",
         ("train_grpo.py", "bad.py:Mine"): "KeyError: 'no'",
     }

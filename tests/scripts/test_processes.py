@@ -46,7 +46,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         )
 
 
-@pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("gtpo_trl", 0.0), ("grpo", 0.04)])
+@pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("gtpo_trl", 0.0), ("grpo", 0.04), ("rloo", 0.0)])
 @pytest.mark.parametrize(("processes", "batch"), [(2, 3), (4, 1)])
 def test_ten_steps_match_one_process(
     method: str, beta: float, processes: int, batch: int, build: Any, tiny: Path, tmp_path: Path

@@ -16,9 +16,11 @@ from helpers.canned import (
     weight_changes,
 )
 from helpers.reference import naive_conflict_push
+from helpers.refusals import refused
 from torch import Tensor
 
 from gtpo import Measured
+from gtpo.errors import RunError
 from gtpo_loss import completion_entropy
 
 Values = dict[str, Any]
@@ -132,3 +134,101 @@ def test_an_objective_has_a_gradient_on_every_token(add: Any, build: Any) -> Non
     changes = [weight_changes(build("mine", rewards=equal))]
     changes.append(weight_changes(build("grpo", rewards=equal)))
     assert changes[0].norm() > 0 and not changes[1].any()
+
+
+def returning(returned: Any) -> type[CannedGRPO]:
+    class Mine(CannedGRPO):
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+            entropy = completion_entropy(token_entropy, inputs["completion_mask"])
+            return returned(logps, entropy)
+
+    return Mine
+
+
+PAIR = "expected a pair, the loss and gtpo.Measured"
+RETURNED: dict[str, tuple[Any, str]] = {
+    "the loss alone": (lambda logps, entropy: logps.mean(), f"Tensor: {PAIR}"),
+    "Measured alone": (
+        lambda logps, entropy: Measured(entropy),
+        f"Tensor, NoneType, NoneType, NoneType, NoneType: {PAIR}",
+    ),
+    "three": (lambda logps, entropy: (logps.mean(), Measured(entropy), 1), f"Tensor, Measured, int: {PAIR}"),
+    "nothing": (lambda logps, entropy: None, f"NoneType: {PAIR}"),
+    "metrics": (lambda logps, entropy: (logps.mean(), {"kl": 0.0}), f"Tensor, dict: {PAIR}"),
+    "a loss of rows": (
+        lambda logps, entropy: (logps.mean(1), Measured(entropy)),
+        "a loss of shape (12,): expected a tensor of",
+    ),
+    "a number": (
+        lambda logps, entropy: (0.5, Measured(entropy)),
+        "a loss of type float: expected a tensor of shape ()",
+    ),
+    "no entropy": (lambda logps, entropy: (logps.mean(), Measured(None)), "Measured.entropy of type NoneType"),  # type: ignore[arg-type]
+    "a mean": (
+        lambda logps, entropy: (logps.mean(), Measured(entropy.mean())),
+        "Measured.entropy of shape (): expected a",
+    ),
+    "keep of tokens": (
+        lambda logps, entropy: (logps.mean(), Measured(entropy, keep=logps)),
+        "Measured.keep of shape (12, ",
+    ),
+    "one weight": (
+        lambda logps, entropy: (logps.mean(), Measured(entropy, token_weights=torch.tensor(0.5))),
+        "Measured.token_weights of shape (): expected a tensor of shape (12,)",
+    ),
+    "a metric of rows": (
+        lambda logps, entropy: (logps.mean(), Measured(entropy, metrics={"mine": entropy})),
+        "the metric mine of shape (12,): expected a tensor of shape ()",
+    ),
+    "a metric that is a number": (
+        lambda logps, entropy: (logps.mean(), Measured(entropy, metrics={"mine": 1.0})),
+        "the metric mine of type float",
+    ),
+}
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_an_objective_returns_is_checked(returned: str, add: Any, build: Any) -> None:
+    function, said = RETURNED[returned]
+    mine = returning(function)
+    add(mine, "mine")
+    with pytest.raises(RunError) as raised:
+        build("mine").train()
+    line = mine.objective.__code__.co_firstlineno
+    assert f"Mine.objective (test_objective_hook.py, line {line}) returned {said}" in str(raised.value)
+
+
+def test_an_error_names_the_line_of_the_user_where_another_class_wraps_the_objective(add: Any, build: Any) -> None:
+    """As study/train.py does."""
+
+    class Mine(CannedGRPO):
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+            return inputs["advantage"]
+
+    class Wrapped(Mine):
+        @wraps(Mine.objective)
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+            loss, measured = super().objective(logps, token_entropy, inputs)
+            return loss, measured
+
+    line = Mine.objective.__code__.co_firstlineno + 1
+    add(Wrapped, "mine")
+    said = rf"Mine.objective \(test_objective_hook.py, line {line}\) raised KeyError: 'advantage'"
+    with pytest.raises(RunError, match=said):
+        build("mine").train()
+
+
+class Fixed(CannedGRPO):
+    fixed = {"beta": 0.0, "loss_type": "grpo"}
+
+
+def test_settings_that_an_objective_does_not_read_are_refused(add: Any, build: Any) -> None:
+    add(Fixed, "mine")
+    build("mine")
+    build("grpo", loss_type="dapo", beta=0.04)
+    for settings, said in (
+        ({"beta": 0.04}, r"beta = 0.04: Fixed does not use it, expected 0.0"),
+        ({"loss_type": "dapo"}, "loss_type = 'dapo': Fixed does not use it, expected 'grpo'"),
+    ):
+        with refused(said):
+            build("mine", **settings)

@@ -1,0 +1,93 @@
+"""Calls of a user's ``objective`` and ``advantages``: errors name file and line, what is returned is checked."""
+
+import inspect
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from gtpo.errors import RunError, last_line
+from gtpo.training.callbacks import save_finished_step
+from gtpo.training.record import Measured
+
+
+class Hook:
+    """A method of a trainer that a user's class may override."""
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        self.method = getattr(trainer, name)
+        self.function = inspect.unwrap(self.method)  # of the user, also where another class wraps it
+        self.code = self.function.__code__
+
+    def call(self, *arguments: Any) -> Any:
+        try:
+            return self.method(*arguments)
+        except (torch.OutOfMemoryError, RunError):  # the first one halves the micro-batch
+            raise
+        except Exception as error:
+            lines = [self.code.co_firstlineno]
+            for frame in traceback.extract_tb(error.__traceback__):
+                if frame.filename == self.code.co_filename:
+                    lines.append(int(frame.lineno or 0))
+            raise self.error(f"raised {last_line(error)}", lines[-1]) from error
+
+    def error(self, what: str, line: int | None = None) -> RunError:
+        place = f"{Path(self.code.co_filename).name}, line {line or self.code.co_firstlineno}"
+        return RunError(f"{self.function.__qualname__} ({place}) {what}.")
+
+    def check(self, what: str, value: Any, shape: tuple[int, ...]) -> None:
+        if getattr(value, "shape", None) != shape:
+            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+            raise self.error(f"returned {what} {found}: expected a tensor of shape {shape}")
+
+
+def call_objective(trainer: Any, logps: Tensor, *arguments: Any) -> tuple[Tensor, Measured]:
+    """The loss and :class:`Measured` of a micro-batch; RunError if ``trainer.objective`` returns anything else."""
+    hook = Hook(trainer, "objective")
+    returned = hook.call(logps, *arguments)
+    types = [type(value) for value in returned] if isinstance(returned, tuple) else [type(returned)]
+    if types[1:] != [Measured]:
+        found = ", ".join(kind.__name__ for kind in types)
+        raise hook.error(f"returned {found}: expected a pair, the loss and gtpo.Measured")
+    loss, measured = returned
+    rows = tuple(logps.shape[:1])
+    hook.check("a loss", loss, ())
+    hook.check("Measured.entropy", measured.entropy, rows)
+    for name in ("keep", "token_weights"):
+        value = getattr(measured, name)
+        if value is not None:
+            hook.check(f"Measured.{name}", value, rows)
+    for name, value in (measured.metrics or {}).items():
+        hook.check(f"the metric {name}", value, ())
+    return loss, measured
+
+
+def call_advantages(trainer: Any, rewards: Tensor, group_size: int) -> Tensor:
+    """A_i of all rows, shape (B,), by ``trainer.advantages``; 0 where no function has a reward. ``rewards``: (B, K).
+
+    Every process has to call it: RunError on all of them if it raises on one, or returns anything else.
+    """
+    advantages = rewards[:, 0]
+    raised = []
+    try:
+        advantages = _checked_advantages(Hook(trainer, "advantages"), rewards, group_size)
+    except RunError as error:
+        raised.append(error)
+    for message in gather_object([str(error).rstrip(".") for error in raised]):
+        cause = raised[0].__cause__ if raised else None
+        raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
+    return advantages
+
+
+def _checked_advantages(hook: Hook, rewards: Tensor, group_size: int) -> Tensor:
+    found = hook.call(rewards.clone(), group_size)
+    hook.check("advantages", found, (len(rewards),))
+    advantages: Tensor = found.detach().to(rewards).masked_fill(rewards.isnan().all(1), 0.0)
+    row = int(advantages.isfinite().int().argmin())
+    if not advantages[row].isfinite():
+        given = f"A_i = {advantages[row].item()} for the rewards {rewards[row].tolist()} (row {row + 1})"
+        raise hook.error(f"returned {given}: expected a finite number")
+    return advantages
