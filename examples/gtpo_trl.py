@@ -20,7 +20,7 @@ import trl
 from torch import Tensor
 from tqdm.auto import tqdm
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import RepeatSampler, pad
 
 from gtpo_loss import (
     CONFLICT_SPANS,
@@ -106,14 +106,8 @@ class GTPOTrainer(GRPOTrainer):
 
     GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share at
     their beginning and end: they are not penalized, and count double in rewarded completions. It filters completions
-    of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping. Text only, completions
-    of a single turn: tools, environments and images raise an error.
-
-    Args:
-        model, reward_funcs, args, more, kwargs: As for GRPOTrainer; ``args`` is a GTPOConfig.
-
-    Raises:
-        ValueError: For environments, or a model with a router loss, which would be ignored.
+    of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping. Single-turn text only:
+    tools, environments, images and a router loss raise ValueError. ``args`` is a GTPOConfig, all else as GRPOTrainer.
     """
 
     _tag_names = ["trl", "gtpo"]
@@ -157,6 +151,7 @@ class GTPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * rows
         batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = conflicts[first : first + rows, :width]  # TRL shuffles and splits it with the rows
+        batch["has_reward"] = ~self._rewards[first : first + rows].isnan()
         self._metrics[mode]["conflict_tokens"].append(conflicts.sum().item() / len(conflicts))
         self._metrics[mode]["conflict_fraction"].append((conflicts.sum() / mask.sum().clamp(min=1)).item())
         return batch
@@ -169,6 +164,7 @@ class GTPOTrainer(GRPOTrainer):
             entropy, advantages, self._initial_entropy(), args.entropy_threshold, args.entropy_filter
         )
         conflicts = inputs["conflict_mask"] & args.conflict_correction
+        has_penalty = inputs["has_reward"] & ((args.zero_advantage == "entropy") | (advantages != 0))  # (B,)
         loss, metrics = gtpo_loss(
             logps,
             entropy,
@@ -176,7 +172,7 @@ class GTPOTrainer(GRPOTrainer):
             advantages,
             conflict_weights(conflicts, advantages, args.conflict_positive_weight),  # lambda, (B, T)
             keep,
-            gamma=args.gamma if args.zero_advantage == "entropy" else args.gamma * (advantages != 0),
+            gamma=args.gamma * has_penalty,
             old_per_token_logps=inputs.get("old_per_token_logps"),
             importance_weights=inputs.get("importance_sampling_ratio"),
         )
@@ -205,7 +201,12 @@ class GTPOTrainer(GRPOTrainer):
         """Mean <H>_i of one completion for each of the first prompts, under the untrained policy, in nats."""
         if self.state.global_step > 0:
             raise ValueError("the checkpoint has no initial entropy, and the policy is trained: set initial_entropy.")
-        prompts = [row["prompt"] for row in itertools.islice(self.train_dataset, PROMPTS)]
+        rows, seed = self.train_dataset, self.args.seed
+        if hasattr(rows, "__len__"):  # in the order of training: the first 100 of MATH are all algebra
+            rows = map(rows.__getitem__, RepeatSampler(rows, 1, shuffle=self.shuffle_dataset, seed=seed))
+        elif self.shuffle_dataset:
+            rows = rows.shuffle(seed=seed)
+        prompts = [row["prompt"] for row in itertools.islice(rows, PROMPTS)]
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         share = -(-len(prompts) // ranks)  # the same number for each process, the last prompt repeated
         mine = [prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)]

@@ -17,7 +17,9 @@ from helpers.files import tables_of
 from helpers.scripts import ROOT
 from pytest import MonkeyPatch
 
+from examples import gtpo_trl
 from examples.gtpo_trl import GTPOConfig
+from gtpo.training import initial_entropy
 from gtpo_loss import completion_entropy
 
 TABLES = tables_of(__file__)
@@ -120,6 +122,32 @@ def test_the_initial_entropy_is_measured_once_before_training(rows: int, build: 
     trainer.train()
     (stored,) = [row for row in trainer.state.log_history if "initial_entropy" in row]
     assert stored == {"initial_entropy": pytest.approx(sum(entropies) / 8, abs=1e-5), "step": 0}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["data", "stream"])
+@pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "shuffled"])
+def test_the_initial_entropy_is_that_of_the_first_rows_of_training(
+    shuffles: bool, streams: bool, build: Any, monkeypatch: MonkeyPatch
+) -> None:
+    """Of the same rows as in the package, which are not the first ones of the data."""
+    asked: list[list[str]] = []
+    for module in (gtpo_trl, initial_entropy):
+        monkeypatch.setattr(module, "PROMPTS", 3)
+    for method in ("gtpo_trl", "gtpo"):
+        trainer = build(method, method, gtpo={"initial_entropy": None}, shuffle_dataset=shuffles, seed=5)
+        if streams:
+            trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+        tokenize = trainer._tokenize_prompts
+        said: list[str] = []
+        listen = lambda prompts, t=tokenize, s=said: (s.extend(prompts), t(prompts))[1]  # noqa: E731
+        monkeypatch.setattr(trainer, "_tokenize_prompts", listen)
+        if method == "gtpo":
+            trainer.initial_entropy._measure()
+        else:
+            trainer._measure_initial_entropy()
+        asked.append(said)
+    assert asked[0] == asked[1] and len(asked[0]) == 3
+    assert (asked[0] == list(trainer.train_dataset.take(3)["prompt"])) is not shuffles
 
 
 def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
