@@ -129,6 +129,9 @@ def _conflicts(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
 def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 2.0) -> Tensor:
     """lambda of Eq. 9: 1 off the mask; on it 0 where A_i < 0, 2 where A_i > 0 and 1 where A_i = 0.
 
+    This is no policy gradient: on the mask (lambda - 1) A_i = |A_i|, so what lambda adds to GRPO is supervised training
+    on the policy's own shared tokens, whichever completions were right.
+
     Args:
         mask: Conflict mask M. Bool, shape (B, T).
         advantages: A_i. Shape (B,).
@@ -230,6 +233,9 @@ def gtpo_loss(
     """The GTPO loss, -J of Eq. 11, averaged over the rows.
 
         J = 1/G * sum_i delta_i (A_i - gamma <H>_i) / |o_i| * sum_t r_it lambda_it
+
+    Without delta and gamma (Eq. 8) it is no policy gradient either: it is GRPO's J plus 1/G sum_i |A_i| / |o_i| times
+    the sum of r_it over the conflict tokens, supervised training on the policy's own shared tokens.
 
     Another ``loss_type`` has the same delta, gamma and lambda, and its w_i instead of 1 / (G |o_i|).
 

@@ -594,6 +594,32 @@ def test_total_signal_matches_eq_25() -> None:
         assert -loss.item() == pytest.approx(expected, abs=ATOL64)
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+@pytest.mark.parametrize("seed", range(25))
+def test_the_correction_adds_supervised_training_on_the_conflict_tokens(seed: int, old: bool) -> None:
+    """Eq. 8 is J of GRPO + 1/G sum_i |A_i| / |o_i| sum over conflict tokens r_it: (lambda - 1) A_i = |A_i| on them."""
+    batch = random_batch(seed, group_size=4 + seed % 4, empty=seed % 2 == 0)
+    old_logps = batch.old_logps if old else None
+    conflicts = (batch.weights != 1) & batch.mask.bool()
+    factor = (batch.weights - 1) * batch.advantages[:, None]
+    assert torch.equal(factor[conflicts], batch.advantages.abs()[:, None].expand_as(factor)[conflicts])
+    corrected, gradient, _ = run_gtpo(batch, gamma=0.0, filter_mode="off", old_per_token_logps=old_logps)
+    grpo, expected, _ = run_grpo(batch, epsilon_low=1e9, epsilon_high=1e9, old_per_token_logps=old_logps)
+    expected = expected.clone()
+    added = 0.0
+    rows = len(batch.mask)
+    for i, length in enumerate(batch.mask.sum(1).tolist()):
+        for t in range(length):
+            if conflicts[i, t]:
+                ratio = math.exp(batch.logps[i, t] - batch.old_logps[i, t]) if old else 1.0
+                term = abs(batch.advantages[i].item()) / length * ratio / rows
+                added += term
+                expected[i, t] -= term  # of the loss; r' = r
+    assert added > 0
+    assert -corrected.item() == pytest.approx(-grpo.item() + added, abs=ATOL64)
+    torch.testing.assert_close(gradient, expected, atol=ATOL64, rtol=0)
+
+
 # --- components disabled, and input that is refused ------------------------------------------------------------------
 
 
