@@ -123,3 +123,10 @@ def test_the_last_lines_of_a_run(tmp_path: Path) -> None:
         "  of_the_first_file 2 -> 2, of_the_second_file 2 -> 2, of_the_third_file 2 -> 2",
         f"Evaluate: python evaluate.py --benchmarks arithmetic --runs '{run}'",
     ]
+
+
+@mark.parametrize(("flags", "expected"), TABLES["how_to_evaluate"])
+def test_the_last_line_evaluates_your_data_too(flags: str, expected: str, here: Path) -> None:
+    (here / "train.jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    settings = parsed("--output_dir", "run", "--model", "tiny", *flags.split())
+    assert end_lines(settings, [], None)[-1] == f"Evaluate: python evaluate.py --benchmarks {expected}"
