@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gtpo.arguments import MODEL_ALIASES, hub_name
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, first_line, nearest
 
 GB = 10**9
 # Part of the package; named by the hash of its recipe.
@@ -69,6 +69,17 @@ def check_access(model: str, copy: bool = False) -> str | None:
         return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
     except HfHubHTTPError:
         pass
+    return None
+
+
+def check_upload() -> str | None:
+    """Whether the token of this machine can upload, as ``--push_to_hub`` does after the training."""
+    from huggingface_hub import whoami
+
+    try:
+        whoami()
+    except Exception as error:  # no network, no token, or one that is not valid
+        return f"--push_to_hub: {first_line(error)}: `hf auth login`, or remove it and `hf upload` the result."
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from gtpo.arguments import Settings, hub_name
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
-from gtpo.models.hub import check_access, check_cache, hub_is_reachable, is_cached, is_hub_id
+from gtpo.models.hub import check_access, check_cache, check_upload, hub_is_reachable, is_cached, is_hub_id
 from gtpo.processes import is_main_process, refuse_data_parallel
 from gtpo.runs.script import run_script
 
@@ -76,7 +76,9 @@ def describe_first_row(settings: Settings, rows: Any) -> str:
 
 
 def checks(settings: Settings, backend: str) -> Iterator[Check]:
-    """The checks of a run on a GPU: the machine, its memory, the Hub; none on a CPU. Only a config.json is read."""
+    """The checks of a run: the Hub for an upload; on a GPU the machine, its memory, the Hub of a config.json."""
+    if settings.given.get("push_to_hub"):
+        yield Check("upload", check_upload())
     if settings.to_dict()["use_cpu"] or not gpu_is_available():
         return
     import torch

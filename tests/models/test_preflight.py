@@ -17,7 +17,7 @@ import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
 from helpers.files import tables_of, write_json
 from helpers.refusals import refused
 from helpers.scripts import run_process
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import Settings
@@ -47,6 +47,7 @@ class Machine:
     shared: int = 16 * GIB
     hub: BaseException | None = None  # what a request to the Hub raises
     access: BaseException | None = None
+    user: BaseException | None = None  # what a request for the user of the token raises
     requests: list[str] = field(default_factory=list)
 
     def head(self, url: str, timeout: float) -> None:
@@ -58,6 +59,12 @@ class Machine:
         self.requests.append("auth_check")
         if self.access:
             raise self.access
+
+    def whoami(self) -> dict[str, str]:
+        self.requests.append("whoami")
+        if self.user:
+            raise self.user
+        return {"name": "me"}
 
 
 def see_gpu(monkeypatch: MonkeyPatch, seen: bool) -> None:
@@ -79,6 +86,7 @@ def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
         "huggingface_hub.constants.HF_HUB_CACHE": str(machine.cache),
         "huggingface_hub.get_session": lambda: machine,
         "huggingface_hub.auth_check": machine.auth_check,
+        "huggingface_hub.whoami": machine.whoami,
     }
     for name, value in replacements.items():
         monkeypatch.setattr(name, value)
@@ -220,6 +228,32 @@ def test_what_is_no_hub_id_is_not_looked_up(model: str, machine: Machine, tmp_pa
     settings = settings_of()
     settings.model.model = model.format(directory=tmp_path)
     list(checks(settings, "unsloth"))
+    assert machine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError("no route"), "no route: `hf auth login`"),
+        (LocalTokenNotFoundError("Token is required.\nMore."), "Token is required: `hf auth login`"),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_an_upload_is_checked_before_the_training(
+    has_gpu: bool, error: Exception | None, sentence: str | None, machine: Machine, monkeypatch: MonkeyPatch
+) -> None:
+    see_gpu(monkeypatch, has_gpu)
+    machine.user = error
+    settings = settings_of("--push_to_hub", "true", model="tiny")
+    if sentence:
+        with refused(f"--push_to_hub: {sentence}"):
+            check_machine(settings, "transformers")
+    else:
+        check_machine(settings, "transformers")
+        assert machine.requests == ["whoami"]
+    machine.requests.clear()
+    check_machine(settings_of(model="tiny"), "transformers")
     assert machine.requests == []
 
 
