@@ -1,8 +1,8 @@
 """The completion file of one model on one benchmark: JSONL, appended to while completions are sampled, resumable.
 
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}, which
-(id, sample) identifies. A file is only continued with the settings that it was created with, or with more problems or a
-larger k: these are appended as another line of settings, the last of which counts. The shards of an evaluation are
+(id, sample) identifies. A file is only continued with the settings that it was created with, or with more problems or
+another k: these are appended as another line of settings, the last of which counts. The shards of an evaluation are
 files of the same kind next to it.
 """
 
@@ -140,13 +140,13 @@ def stored_keys(path: Path, settings: Row, problems: Questions) -> Keys:
 def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
     """Refuse to continue a file, if there is one, whose completions were created with other settings.
 
-    It may have only the first of the ``problems``, or a smaller k.
+    It may have only the first of the ``problems``, and another k: of a larger one the first samples count.
     """
     if not has_completions(path):
         return
     stored = read_head(path).settings
     first_problems = problems_hash(problems[: stored.get("problems")])
-    if first_problems == stored.get("problems_hash") and stored["k"] <= settings["k"]:
+    if first_problems == stored.get("problems_hash"):
         stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
     changed = []
     for name in settings | stored:

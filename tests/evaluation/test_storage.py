@@ -20,6 +20,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.records import Head, Origin, Problems, read_entries
 from gtpo.evaluation.sampling import Request, Sampling
+from gtpo.evaluation.scores import grade
 from gtpo.evaluation.storage import (
     Key,
     check_settings,
@@ -148,12 +149,25 @@ def test_completions_of_fewer_problems_and_samples_are_kept(larger: tuple[int, i
     swapped = Problems([ROWS[1], ROWS[0], *ROWS[2:]])
     of_swapped = large.head.settings | {"problems_hash": problems_hash(swapped.rows)}
     others = replace(large, problems=swapped, head=Head(of_swapped, ORIGIN))
-    for job in (small, replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
+    for job in (of_size(2, 2), replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
         with refused("was created with other settings"):
             run_job(job, Sampling(k=job.head.settings["k"], max_new_tokens=9), never)
     large.path.write_bytes(content[:-200])  # killed
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
     assert large.path.read_bytes() == content
+
+
+def test_a_smaller_k_takes_the_first_samples_and_a_larger_one_again_all(here: Path) -> None:
+    few = of_size(3, 2)
+    run_job(of_size(3, 5), Sampling(k=5, max_new_tokens=9), Canned)
+    stored = few.path.read_bytes()
+    run_job(few, Sampling(k=2, max_new_tokens=9), never)
+    assert few.path.read_bytes().startswith(stored) and read_head(few.path) == few.head
+    entry = grade(few.path, few.problems)
+    assert (entry.k, {problem.n for problem in entry.per_problem}) == (2, {2})
+    assert list(entry.scores["pass"]) == ["1", "2"]
+    run_job(of_size(3, 5), Sampling(k=5, max_new_tokens=9), never)
+    assert grade(few.path, few.problems).k == 5 and len(read_completions(few.path)[1]) == 15
 
 
 STORED = ROOT / "tests" / "stored" / "evaluation_of_eada378"
