@@ -142,7 +142,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
         needs_seed = split_name(run.path)[1] is None
-        config = run.read_config() if needs_seed and run.config.is_file() else {}
+        config = run.read_config() if needs_seed else {}
         with suppress(UsageError):  # no step is logged yet
             runs[_identify(run.path, config)] = [row for row in run.read_metrics() if not is_held_out(row)]
     evaluations: set[Path] = set()
@@ -171,7 +171,7 @@ def _expected_model(run: RunDirectory, models: Mapping[str, str]) -> str | None:
     """The model that the run of this name trains, if this one trains another, as far as its settings say."""
     name, _ = split_name(run.path)
     expected = models.get(name)
-    if expected is None or not run.config.is_file():
+    if expected is None:
         return None
     stored = run.read_config().get("model", expected)
     if MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(expected, expected):

@@ -201,8 +201,7 @@ def find_start(method: str, flags: Flags) -> _Start:
     of_run = False
     if config is not None:
         beside = RunDirectory(Path(config).parent)
-        has_run = beside.lock.exists() or beside.environment.exists()
-        of_run = has_run and beside.config == Path(config)
+        of_run = beside.is_ours and beside.config == Path(config)
     elif run:
         of_run = True
         config = str(run.config)

@@ -22,6 +22,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head, Problem, Row, Stored
 from gtpo.files import fingerprint, open_own
 from gtpo.prompts import to_messages
+from gtpo.runs.directory import RunDirectory
 
 Rows = list[Row]
 Key = tuple[str, int]  # problem id, sample number
@@ -200,15 +201,20 @@ def problems_hash(problems: Questions) -> str:
 def weights_have_changed(entry: Stored) -> bool:
     """Whether an entry of ``results.json`` is of weights that are no longer there: the adapter was trained again.
 
-    Or the base model was replaced. A directory that is gone, and a model on the Hub, count as unchanged.
+    Or the base model was replaced, or the run was resumed and has not ended again. A directory that is gone, and a
+    model on the Hub, count as unchanged.
     """
     for name in ("model", "adapter"):
         stored = entry.get("settings", {}).get(name)
-        directory = entry.get(name)
-        if stored and directory and Path(directory).is_dir():
-            written = max(path.stat().st_ctime_ns for path in Path(directory).iterdir())
-            if _fingerprint_at(Path(directory), written) != stored:
+        if not stored or not entry.get(name):
+            continue
+        directory = Path(entry[name])
+        if directory.is_dir():
+            written = max(path.stat().st_ctime_ns for path in directory.iterdir())
+            if _fingerprint_at(directory, written) != stored:
                 return True
+        elif RunDirectory(directory.parent).earlier_weights():
+            return True
     return False
 
 

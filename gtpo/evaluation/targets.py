@@ -10,16 +10,13 @@ from pathlib import Path
 
 from gtpo.arguments import PromptArguments, Values, hub_name, stored_prompt
 from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import NOTE, resolve_model
-from gtpo.runs.directory import OUTPUTS, RunDirectory, existing_run, label_of, own_runs
+from gtpo.runs.directory import LAST, OUTPUTS, RunDirectory, find_weights, is_adapter, label_of, own_runs
 
 logger = logging.getLogger(__name__)
-
-LAST = EvaluationArguments.checkpoint
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,11 @@ def find_targets(
 def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     """The adapter of a run at a checkpoint, or the adapter in the directory itself."""
     directory = Path(name)
-    run = existing_run(name)
-    if (directory / "adapter_config.json").is_file() and checkpoint == LAST:
+    if checkpoint == LAST and is_adapter(directory):
         return Target(label_of(directory), directory)
-    adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
-    if (run.model / "config.json").is_file():
-        model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
+    adapter = find_weights(name, checkpoint)
+    if not is_adapter(adapter):
+        model = shlex.quote(str(adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     label = label_of(directory)
     if checkpoint != LAST:
@@ -165,8 +161,7 @@ def _run_settings(weights: Path) -> Values:
         noted = json.loads(saved.read_bytes()).get(NOTE)
         if noted:
             return dict(noted)
-    run = RunDirectory(weights.resolve().parent)
-    return run.read_config() if run.config.is_file() else {}
+    return RunDirectory(weights.resolve().parent).read_config()
 
 
 def choose_model(

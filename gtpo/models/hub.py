@@ -98,8 +98,16 @@ def check_cache(size: float = 0) -> str | None:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
+    """Refuse what is neither an alias nor a directory with a model, and cannot be a Hub id."""
+    from gtpo.runs.directory import find_weights, is_adapter  # it imports more than preflight has
+
     target = hub_name(name)
+    if Path(target).is_dir() and not (Path(target) / "config.json").is_file():
+        weights = Path(target) if is_adapter(Path(target)) else find_weights(target, as_model=True)
+        raise UsageError(
+            f"{name} is not a model, and its weights are in {weights}: name a model with --model, and an adapter with "
+            "evaluate.py --runs."
+        )
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
         raise UsageError(f"--model {name!r} is unknown{nearest(name, MODEL_ALIASES)}: pick {known}.")

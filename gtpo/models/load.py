@@ -196,9 +196,9 @@ def resolve_model(name: str) -> str:
     if shipped := shipped_instead(target):
         logger.warning("%s does not exist: using %s, whose weights may differ", target, shipped)
         return str(shipped)
+    check_model_name(name)
     if Path(target).is_dir():
         return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
-    check_model_name(name)
     return target
 
 

@@ -115,7 +115,7 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
     rows = {}
     arms = {}
     for label, directory in zip(labels, runs, strict=True):
-        run = existing_run(directory)
+        run = existing_run(directory, having="metrics")
         rows[label] = run.read_metrics()
         if run.config.is_file():
             arms[label] = arm_of_run(run)

@@ -123,7 +123,7 @@ def side_by_side(samples: Sequence[Sample]) -> str:
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     """Write ``report.html``: the curves of a run, and a few of its groups from first to last step."""
-    run = existing_run(run_directory)
+    run = existing_run(run_directory, having="metrics")
     rows = run.read_metrics()
     settings = run.read_config()
     environment = run.read_environment()

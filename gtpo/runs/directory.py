@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
+LAST = "last"  # the final weights among the checkpoints of a run
+BEST = "best"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
 REMOTE_SETTINGS = MAY_CHANGE["remote"]
@@ -75,22 +77,45 @@ class RunDirectory:
         return self.path / f"checkpoint-{step}"
 
     @property
+    def is_ours(self) -> bool:
+        """Whether a script of ours made the directory (gtpo/runs/start.py); a copy may lack the lock."""
+        return self.lock.exists() or (self.config.is_file() and self.environment.is_file())
+
+    @property
     def is_finished(self) -> bool:
-        return any((self.path / name).is_file() for name in FILES["weights"])
+        """Whether there are final weights; a run that is resumed with more steps has none until it ends again."""
+        return has_weights(self.weights())
 
     @property
     def has_checkpoint(self) -> bool:  # complete when it was written
         return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
+
+    def weights(self, checkpoint: str = LAST) -> Path:
+        """Where the adapter or model of a checkpoint is: last, best or the number of a step."""
+        last = self.model if has_weights(self.model) else self.adapter
+        return {LAST: last, BEST: self.best}.get(checkpoint, self.checkpoint(checkpoint))
+
+    def set_aside(self, step: int) -> None:
+        """Rename the final weights to ``adapter-step-N``: the run goes on after this step."""
+        for weights in (self.adapter, self.model, self.merged):
+            if weights.exists():
+                earlier = weights.with_name(f"{weights.name}-step-{step}")
+                remove(earlier)
+                weights.rename(earlier)
+
+    def earlier_weights(self) -> list[Path]:
+        """What :meth:`set_aside` renamed; the next end deletes it."""
+        return [path for name in ("adapter", "model", "merged") for path in self.path.glob(f"{name}-step-*")]
 
     def completion_tables(self) -> list[Path]:
         """The logged completions, one parquet table per logged step, oldest first."""
         return sorted(self.completions.glob("*.parquet"))
 
     def read_config(self) -> Values:
-        """The settings as stored; raises as :func:`read_yaml`."""
+        """The settings as stored, empty without the file; raises as :func:`read_yaml`."""
         if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
             raise UsageError(f"{self.config} is a link: replace it with its target.")
-        return read_yaml(self.config, aliases=False)
+        return read_yaml(self.config, aliases=False) if self.config.is_file() else {}
 
     def read_environment(self) -> Values:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
@@ -139,12 +164,60 @@ def own_runs(having: str = "settings") -> list[RunDirectory]:
     return [run for run in find_runs([OUTPUTS], having) if not studies & {*run.path.parents}]
 
 
-def existing_run(path: str | Path) -> RunDirectory:
-    """The run in a directory; UsageError, with the newest runs, if there is none."""
-    if not Path(path).is_dir():
-        newest = ", ".join(str(run.path) for run in own_runs()[-3:])
-        raise UsageError(f"{path} is not a directory; the newest runs: {newest or 'none'}.")
-    return RunDirectory(path)
+def existing_run(path: str | Path, having: str = "settings") -> RunDirectory:
+    """The run in a directory that has a key of ``FILES``; UsageError, which says what is there instead."""
+    run = RunDirectory(path)
+    [name] = FILES[having]
+    if not (run.path / name).is_file():
+        raise _not_a_run(run.path, f"a run with {name}")
+    return run
+
+
+def find_weights(path: str | Path, checkpoint: str = LAST, as_model: bool = False) -> Path:
+    """The directory of the adapter or model of a run at a checkpoint: last, best or the number of a step.
+
+    UsageError if it does not exist: the runs below the directory, the checkpoints, or how the run can go on.
+    ``as_model``: the directory is named by ``--model``.
+    """
+    run = RunDirectory(path)
+    weights = run.weights(checkpoint)
+    if has_weights(weights):
+        return weights
+    steps = _steps(run)
+    if not (run.is_ours or steps or run.is_finished):
+        raise _not_a_run(run.path, "a model or a run")
+    if checkpoint != LAST:
+        known = [name for name in (*map(str, steps), BEST, LAST) if has_weights(run.weights(name))]
+        raise UsageError(f"{path} has no checkpoint {checkpoint}: pick one of {', '.join(known) or 'none'}.")
+    state = "is not finished"
+    for earlier in run.earlier_weights()[:1]:
+        state += f" ({earlier} is from before it was resumed)"
+    if not steps:
+        raise UsageError(f"{path} {state} and has no checkpoint: start it again with `--overwrite`.")
+    newest = f"--model {run.checkpoint(steps[-1])}" if as_model else f"--checkpoint {steps[-1]}"
+    raise UsageError(f"{path} {state}: {'`--resume` it, or ' if run.is_ours else ''}take `{newest}`.")
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether a directory has an adapter or a model."""
+    return is_adapter(directory) or (directory / "config.json").is_file()
+
+
+def is_adapter(directory: Path) -> bool:
+    return (directory / "adapter_config.json").is_file()
+
+
+def _steps(run: RunDirectory) -> list[int]:
+    """The steps of the checkpoints with weights; of a script of ours only complete ones."""
+    found = filter(has_weights, sorted_checkpoints(run.path))
+    return [step_of(path) for path in found if not run.is_ours or (path / MANIFEST).is_file()]
+
+
+def _not_a_run(path: Path, expected: str) -> UsageError:
+    """Names the newest runs below the directory, or below outputs/."""
+    below = [run for run in find_runs([path]) if run.path != path]
+    newest = ", ".join(str(run.path) for run in (below or own_runs())[-3:])
+    return UsageError(f"{path} is not {expected}; the newest runs: {newest or 'none'}.")
 
 
 def method_of(run: RunDirectory) -> str | None:
@@ -187,7 +260,7 @@ def command_of(run: RunDirectory, *flags: str) -> str:
 def find_adapter(model: str) -> Path | None:
     """The adapter that ``--model`` names, of a run of ours; None for another model."""
     for adapter in (Path(model), RunDirectory(model).adapter):
-        if (adapter / "adapter_config.json").is_file() and RunDirectory(adapter.parent).config.is_file():
+        if is_adapter(adapter) and RunDirectory(adapter.parent).config.is_file():
             return adapter
     return None
 

@@ -67,7 +67,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
     if is_main_process() and _has_content(run):  # the other processes find what the main one has created
-        if not _is_run(run):
+        if not run.is_ours:
             raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
         if not start.overwrite:
             raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
@@ -108,15 +108,10 @@ def _clear(run: RunDirectory) -> None:
         remove(path)
 
 
-def _is_run(run: RunDirectory) -> bool:
-    """Whether a directory was made by :func:`start_run`; a copy may lack the lock."""
-    return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
-
-
 def _has_content(run: RunDirectory) -> bool:
     """Whether a directory contains more than a run leaves that failed before its first step."""
     names = {path.name.removesuffix(".tmp") for path in run.path.glob("*")}
-    is_early = _is_run(run) and names <= BEFORE_STEPS and not run.completion_tables()
+    is_early = run.is_ours and names <= BEFORE_STEPS and not run.completion_tables()
     return bool(names) and not is_early
 
 
@@ -125,9 +120,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
 
     Of other held-out rows some may have been trained on. ``completions``: of a step, in all processes.
     """
-    stored: Values = {"eval_rows": None, "eval_dataset": None}
-    if run.config.is_file():  # a run of another program has none
-        stored |= run.read_config()
+    stored: Values = {"eval_rows": None, "eval_dataset": None} | run.read_config()  # another program has no settings
     environment = run.read_environment()
     before = environment.get("made_from", {})  # of an earlier revision nothing
     _check_objective(run, settings, before)

@@ -356,7 +356,7 @@ def test_fp16_on_a_cpu_is_refused(words: list[str]) -> None:
 def test_a_run_is_resumed_where_it_is(here: Path) -> None:
     for name in ("a", "b", "c", "d"):
         stored_run(here / "outputs" / name)
-    with refused("outputs/nope is not a directory"):
+    with refused("outputs/nope is not a run with config.yaml; the newest runs: outputs/b, outputs/c, outputs/d"):
         settings("--resume", "outputs/nope")
     with refused("--output_dir outputs/z"):
         settings("--resume", "outputs/a", "--output_dir", "outputs/z")

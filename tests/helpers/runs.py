@@ -23,6 +23,7 @@ def checkpoint(run: Path, step: int) -> Path:
     directory = run / f"checkpoint-{step}"
     (directory / "ref").mkdir(parents=True, exist_ok=True)
     write_json(directory / "trainer_state.json", {"global_step": step, "max_steps": 10})
+    write_json(directory / "adapter_config.json", {})
     for name in ("adapter_model.safetensors", "ref/adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
         (directory / name).write_text(f"{name} {step}")
     write_manifest(directory)

@@ -22,8 +22,8 @@ def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
     stored = read_json(checkpoint(tmp_path, 1) / MANIFEST)
     # printf 'optimizer.pt 1' | sha256sum
     assert stored["optimizer.pt"] == "0b4fccc2b1fdff6b0d2c55185672ea290bbb6ac27f289541032923d44c671b06"
-    names = ["adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors", "rng_state.pth"]
-    assert sorted(stored) == [*names, "trainer_state.json"]
+    names = ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors"]
+    assert sorted(stored) == [*names, "rng_state.pth", "trainer_state.json"]
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])

@@ -2,15 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.refusals import refused
 from helpers.runs import fake_run
 
-from gtpo.evaluation.targets import adapter_target
-from gtpo.runs.directory import RunDirectory, existing_run, find_runs, label_of, resume_command, run_label
+from gtpo.runs.directory import RunDirectory, find_runs, label_of, resume_command, run_label
 
 
 def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
@@ -77,10 +75,3 @@ def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
     reader = {"metrics": run.read_metrics, "environment": run.read_environment, "best/best": run.read_best}
     with refused(f"{name} is a link"):
         reader[name.rpartition(".")[0]]()
-
-
-@pytest.mark.parametrize("use", [adapter_target, existing_run])
-def test_a_mistyped_run_names_the_newest(use: Callable[[str], object], here: Path) -> None:
-    fake_run(here / "outputs" / "a", {"model": "tiny"})
-    with refused("outputs/nope is not a directory; the newest runs: outputs/a"):
-        use("outputs/nope")
