@@ -529,6 +529,8 @@ class CompleteCheckpoints(TrainerCallback):
         args.save_total_limit = None
         if not state.global_step:
             return
+        if is_main_process():
+            RunDirectory(args.output_dir).set_aside(state.global_step)  # what is there is not that of the next step
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
         # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]

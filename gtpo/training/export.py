@@ -20,7 +20,7 @@ from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.processes import is_main_process
 from gtpo.reports.summary import initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, is_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
         merge_adapter(trained, resolve_model(settings.model.model), run.merged)
         trained = run.merged
         card.write(trained, trained.resolve())
+    for earlier in run.earlier_weights():
+        remove(earlier)
     if settings.given.get("push_to_hub"):
         card.upload(trained)
 
@@ -100,7 +102,7 @@ class Card:
         ``where`` is the path or Hub id that the quick start loads.
         """
         base = self.facts["base"]
-        merged = not (weights / "adapter_config.json").is_file()
+        merged = not is_adapter(weights)
         copy = None  # the 4-bit weights
         if self.settings.model.load_in_4bit:
             adapter = self.run.adapter if merged else weights

@@ -2,10 +2,11 @@
 
 import itertools
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,9 @@ from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerCallback
 
-from gtpo.errors import RunError
+from gtpo.errors import RunError, UsageError
 from gtpo.models.load import load_policy
-from gtpo.runs.directory import RunDirectory, damage
+from gtpo.runs.directory import RunDirectory, damage, find_weights, latest_complete
 from gtpo.training.loop import attach_callbacks, run
 
 ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
@@ -127,6 +128,115 @@ def test_a_finished_run_without_its_metrics_gets_them_back(plain: Any, tmp_path:
     again = plain(max_steps=2)
     run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
     assert rates(tmp_path) == before and len(before) == 2
+
+
+# ---- the final weights of a run that is resumed with more steps ----
+
+
+def weights_of(directory: Path) -> bytes:
+    return (directory / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def files_of(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+@pytest.fixture
+def until(plain: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> Any:
+    """``until(name, max_steps)``: train a run from its newest checkpoint, if there is one, to its end."""
+    monkeypatch.setattr("gtpo.training.loop.write_report", lambda path: None)  # it takes longer than the steps
+
+    def until(name: str, max_steps: int, *callbacks: TrainerCallback) -> None:
+        trainer = plain(name, max_steps=max_steps, learning_rate=0.01, lr_scheduler_type="constant", seed=1)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        checkpoint = latest_complete(tmp_path / name)
+        run(trainer, settings_of(trainer), str(checkpoint) if checkpoint else None)
+
+    return until
+
+
+class Killed(BaseException):
+    """What a kill leaves is what was written before it."""
+
+
+class Kill(TrainerCallback):
+    """Raise :class:`Killed` when a step ends, before its checkpoint, or when the training does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if state.global_step == self.step:
+            raise Killed
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.step > state.max_steps:
+            raise Killed
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_a_run_that_is_resumed_and_dies_again_has_no_final_weights(step: int, until: Any, tmp_path: Path) -> None:
+    until("whole", 2)
+    assert RunDirectory(tmp_path / "whole").is_finished
+    until("whole", 6)
+    until("cut", 2)
+    first = weights_of(tmp_path / "cut")
+    with pytest.raises(Killed):
+        until("cut", 6, Kill(step))
+    cut = RunDirectory(tmp_path / "cut")
+    earlier = cut.path / "adapter-step-2"
+    assert not cut.is_finished and cut.earlier_weights() == [earlier]
+    assert (earlier / "adapter_model.safetensors").read_bytes() == first
+    newest = {3: 2, 7: 6}[step]
+    with pytest.raises(UsageError, match=f"not finished .*adapter-step-2 .*--checkpoint {newest}`"):
+        find_weights(cut.path)
+    until("cut", 6)
+    assert cut.is_finished and weights_of(cut.path) == weights_of(tmp_path / "whole") != first
+    assert files_of(cut.path) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", range(0, 44, int(os.environ.get("GTPO_EVERY", 3))))  # all: GTPO_EVERY=1
+def test_a_resumed_run_that_is_killed_at_a_file_operation(
+    operation: int, until: Any, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Final weights are those of the newest step, or there are none."""
+    until("run", 2)
+    path = tmp_path / "run"
+    first = weights_of(path)
+    left = operation
+
+    def killed_at(original: Any) -> Any:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return change
+
+    with monkeypatch.context() as patched, suppress(Killed):
+        for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
+            patched.setattr(os, name, killed_at(getattr(os, name)))
+        until("run", 4)
+    if RunDirectory(path).is_finished:
+        is_first = weights_of(path) == first
+        assert is_first == (not (path / "checkpoint-4" / "files.json").exists() and not (path / "adapter.old").exists())
+    until("run", 4)
+    assert weights_of(path) != first
+    assert not [name for name in files_of(path) if name.endswith((".tmp", ".old")) or "-step-" in name]
+
+
+def test_a_finished_run_that_is_saved_again_keeps_its_weights_in_their_place(
+    until: Any, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    until("run", 2)
+    before = weights_of(tmp_path / "run")
+    monkeypatch.setattr("gtpo.training.loop.save_adapter", lambda *_: None)  # killed before it
+    until("run", 2)
+    assert RunDirectory(tmp_path / "run").is_finished and weights_of(tmp_path / "run") == before
 
 
 # ---- best/ ----
