@@ -8,8 +8,9 @@ import re
 from collections.abc import Hashable
 from functools import lru_cache
 
-from gtpo.grading.compare import NAME, has_words, is_ranking, squash
+from gtpo.grading.compare import has_words, is_ranking, squash
 from gtpo.grading.latex import split_top_level
+from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import normalise
 from gtpo.grading.numerals import parse_number
 from gtpo.grading.structure import parse_structure
@@ -29,7 +30,7 @@ def canonical_form(answer: str) -> Hashable:
 
 
 def _form(text: str) -> Hashable:
-    kind, items = parse_structure(text)
+    (kind, items), _ = without_names(parse_structure(text), ("", ("",)))
     if not kind:
         name, *values = split_top_level(items[0], r"=|\\in(?![a-zA-Z])")
         if values and NAME.fullmatch(name):

@@ -6,13 +6,13 @@ from functools import lru_cache
 
 from gtpo.grading.algebra import TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, split_top_level
+from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
-from gtpo.grading.structure import Items, parse_structure
+from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
 from gtpo.grading.units import split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
-_MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _RELATION = f"=|{_COMPARISON}"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
@@ -21,14 +21,9 @@ _OPTION = re.compile(  # one label: (B) with its text
     r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
 _NEGATION = re.compile(
-    r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b|\b(?:at|when|where|if) [a-z]=", re.IGNORECASE
+    r"\b(?!(?-i:NO)\b)(?:not?|never|neither|wrong|false|incorrect)\b|n't\b|\b(?:at|when|where|if) [a-z]=", re.IGNORECASE
 )
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
-NAME = re.compile(  # x, x_1, f(x), f^{-1}(x), (x,y), \angle ABC, Area; not \sin x
-    rf"(?!.*\\(?:{FUNCTIONS}|frac|sqrt))"
-    r"(?:[A-Za-z\\(),' |]|_\{\w+\}|(?<=[a-zA-Z])\^\{-1\}(?=\()|\\text\{[^{}]*\}"
-    r"|\\(?:math(?:bf|rm|it|cal)|vec|overline|overrightarrow|bar|hat|dot|ddot|tilde)\{[A-Za-z]+\})+"
-)
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
     r"|(?:[a-wA-W]|\\gcd)(?:\^\{-1\})?\((?![^()]*[xyz])[^()]*\)|\\(?:frac|sqrt|pi)(?![a-zA-Z])"
@@ -111,7 +106,8 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
     name_b, value_b = _assignment(b, budget)
     if name_a and name_a == name_b:
         return _same(value_a, value_b, budget)
-    are_equations = "=" in a and "=" in b  # y = 2x + 3 and 2x - y + 3 = 0
+    is_list = "list" in (parse_structure(a)[0], parse_structure(b)[0])
+    are_equations = "=" in a and "=" in b and not is_list  # y = 2x + 3 and 2x - y + 3 = 0
     if (name_a and name_b) or ((name_a or name_b) and are_equations):
         return budget.sympy_equal(a, b)
     if (value_a, value_b) != (a, b):
@@ -170,36 +166,43 @@ def _is_quantity(text: str) -> bool:
     count = 1
     while count:
         text, count = _PART_OF_NAME.subn(lambda match: "A" if match[0][-1] == ")" else "", text)
+    letters = _variables(text)
+    if len(letters) > 1 and letters.isdisjoint("xyzXYZ") and re.search(r"[+-]", text):
+        return True  # 100m + n is asked for; 2x + 3y = 18 is to be solved
     return bool(re.search(r"[a-zA-Z]", text)) and not re.search(r"\d|^-", text)
 
 
 def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare tuples, intervals, sets, lists, unions and matrices element by element."""
-    kind_a, items_a = parse_structure(a)
-    kind_b, items_b = parse_structure(b)
+    (kind_a, items_a), (kind_b, items_b) = without_names(parse_structure(a), parse_structure(b))
     kinds = {kind_a, kind_b}
     if kinds == {""}:
         return _same_scalar(items_a[0], items_b[0], budget)
-    if kinds == {"cases"}:
-        return _same_items(items_a, items_b, budget, ordered=False)
+    if "set" in kinds and len(kinds) > 1 and (only := _only_element(items_a if kind_a == "set" else items_b)):
+        return _same(only, b if kind_a == "set" else a, budget)
     if kinds <= {"list", "set", "union"}:  # the intervals of a union may be listed: x < 2 or x > 5
         same = _same_items(items_a, items_b, budget, ordered=is_ranking(items_a))
-        return same or (kinds == {"union"} and budget.sympy_equal(a, b))
+        return same or ("union" in kinds and budget.sympy_equal(a, b))
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, budget, ordered=True)
-    intervals = {"()", "(]", "[)", "[]", "union"}
-    if not kinds & intervals:
+    sets = {"()", "(]", "[)", "[]", "union", "set"}
+    if not kinds & sets:
         return False
-    is_relation = "" in kinds and re.search(rf"{_RELATION}|\\setminus", a + b)
-    is_union = "union" in kinds and kinds <= intervals
-    if is_union or is_relation:
+    is_operation = "" in kinds and re.search(rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])", a + b)
+    is_union = "union" in kinds and kinds <= sets
+    if is_union or is_operation:
         return budget.sympy_equal(a, b)  # one interval for two adjacent ones; x > 2 for an interval
     return False
 
 
+def _only_element(items: Items) -> str:
+    r"""The element of a set of one, which is the set as an answer: ``\{5\}`` is 5; empty for a set of one set."""
+    return "" if len(items) != 1 or re.match(r"\\\{|\\emptyset", items[0]) else items[0]
+
+
 def is_ranking(items: Items) -> bool:
-    """True for a list of words, whose order counts."""
-    return any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items)
+    """True for a list of words, and for one that goes on: their order counts."""
+    return any(re.fullmatch(r"[A-Za-z ]{2,}", item) or item == ELLIPSIS for item in items)
 
 
 def _same_items(
@@ -212,18 +215,25 @@ def _same_items(
     """Compare elements pairwise, in order or in any order; long lists always in order."""
     if len(a) != len(b):
         return False
-    if ordered or len(a) > _MAX_UNORDERED:
-        return all(_same(x, y, budget) for x, y in zip(a, b, strict=True))
+    if ordered or len(a) > MAX_UNORDERED:
+        return all(_same_element(x, y, budget) for x, y in zip(a, b, strict=True))
     rest = list(b)
     for x in a:
         rest.sort(key=x.__ne__)  # what is equal as text comes first
         for y in rest:
-            if _same(x, y, budget):
+            if _same_element(x, y, budget):
                 rest.remove(y)
                 break
         else:
             return False
     return True
+
+
+def _same_element(x: str, y: str, budget: TimeBudget) -> bool:
+    """A set in a set is no number, and ``024`` after a comma are the last digits of ``1,024``."""
+    if re.match(r"0\d|\\\{", x) or re.match(r"0\d|\\\{", y):
+        return x == y or (x[:2] == y[:2] == "\\{" and _same(x, y, budget))
+    return _same(x, y, budget)
 
 
 def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:

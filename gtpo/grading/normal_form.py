@@ -24,6 +24,12 @@ MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
 _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
 _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
+_LAST_SECTIONS = (  # the others have their place in `normalise`, or in other modules
+    *("spaces", "symbols", "no solution", "sets of numbers", "percent", "money", "remainders", "conditions", "lists"),
+    *("plain text", "approximations", "numbers and indices", "degrees and other units in parts"),
+    *("angles in functions", "angles", "words", "arguments", "the same again, inside arguments", "blanks"),
+)
+
 Replacement = str | Callable[[re.Match[str]], str]
 Rules = list[tuple[re.Pattern[str], Replacement]]
 
@@ -54,7 +60,7 @@ def normalise(text: str) -> str:
     text = _NUMBER_WORDS.sub(lambda match: f"{TABLES['number_words'][match[0].lower()]}\x01", text)
     text = rewrite(text, "number words", "numbers", "fonts")
     text = re.sub(r"\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0]), text)
-    return rewrite(text, *_LATER_SECTIONS)
+    return rewrite(text, *_LAST_SECTIONS)
 
 
 def rewrite(text: str, *sections: str) -> str:
@@ -137,4 +143,3 @@ _REWRITES: dict[str, tuple[re.Pattern[str], Rules]] = {}
 for _name, _section in _SECTIONS.items():
     _rules = [(_pattern(old), _FUNCTIONS.get(new, new)) for old, new in _section["rules"]]
     _REWRITES[_name] = _pattern(_section["needs"]), _rules
-_LATER_SECTIONS = [*_REWRITES][9:-2]  # others have their place in `normalise`, or in other modules

@@ -10,6 +10,9 @@ from gtpo.grading.numerals import product
 Items = tuple[str, ...]
 Structure = tuple[str, Items]
 
+ELLIPSIS = "\\ldots"
+MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
+
 _MATRIX = re.compile(
     r"(?P<factor>[^&|]*?)\*?(?P<bar>\||\\det\(?)?\\begin\{(?P<kind>[pv]matrix|cases)\}(?P<body>.*)"
     r"\\end\{(?P=kind)\}[|)]?(?P<transposed>\^(?:\{T\}|\\top|\{\\top\}))?"
@@ -26,14 +29,14 @@ def parse_structure(text: str) -> Structure:
         return special
     items = split_top_level(text, "[,;]")
     if len(items) > 1:
-        return "list", _expand_signs(items)
+        return "list", _continued(_expand_signs(items))
     parts = split_top_level(text, r"\\cup(?![a-zA-Z])")
     if len(parts) > 1:
         return "union", tuple(parts)
     body = text.removeprefix("\\")
     if body and body[0] in OPENING and closing_index(body, 0) == len(body) - 1:
         inner = body[1:-1].removesuffix("\\")
-        if bracketed := _bracketed(body[0] + body[-1], inner):
+        if bracketed := _bracketed(body[0] + body[-1], inner, is_set=body != text):
             return bracketed
     signs = _expand_signs([text])
     if len(signs) > 1:
@@ -87,25 +90,42 @@ def _vector(text: str) -> Structure | None:
     return "()", tuple(found.get(name, "0") for name in names)
 
 
-def _bracketed(kind: str, inner: str) -> Structure | None:
+def _bracketed(kind: str, inner: str, *, is_set: bool) -> Structure | None:
     """The structure of `inner` in the brackets `kind`; None for an absolute value or a one-element interval."""
-    items = _expand_signs(split_top_level(inner, "[,;]"))
+    items = _continued(_expand_signs(split_top_level(inner, "[,;]")))
     if kind == "[]" and inner.startswith("[") and len(items) > 1:  # [[1,2],[3,4]]
         rows = [parse_structure(item)[1] for item in items]
         widths = {len(row) for row in rows}
         if len(widths) == 1:
             return f"matrix {widths.pop()}", tuple(itertools.chain(*rows))
-    if kind == "{}" and len(items) > 1:
-        return "set", items
+    if kind == "{}" and (is_set or len(items) > 1):
+        return "set", tuple(dict.fromkeys(items))
     if kind == "[]" and len(items) > 2:
         return "()", items  # [1,2,3] is a vector, [1,2] an interval
     if len(items) > 1:
         return kind, items
-    if kind == "{}" and inner == r"\emptyset":
-        return "set", (inner,)
     if kind in ("()", "{}") and inner:
         return parse_structure(inner)  # redundant brackets
     return None
+
+
+def _continued(items: Items) -> Items:
+    r"""``1, 3, \ldots, 9`` as its five numbers, ``1, 3, 5, \ldots`` as ``1, 3, \ldots``; other items as they are."""
+    if items.count(ELLIPSIS) != 1:
+        return items
+    numbers = [int(item) for item in items if re.fullmatch(r"-?\d{1,9}", item)]
+    count = items.index(ELLIPSIS)
+    if count == 0 or len(numbers) != len(items) - 1:
+        return items
+    first, *after = numbers[0], *numbers[count:]
+    step = numbers[1] - first if count > 1 else 1
+    if not after:
+        is_even = step and numbers == [first + step * i for i in range(count)]
+        return (*items[:2], ELLIPSIS) if is_even and count > 1 else items
+    length = (after[-1] - first) // step + 1 if step else 0
+    whole = [first + step * i for i in range(min(length, MAX_UNORDERED))]
+    is_even = whole[:count] == numbers[:count] and whole[-len(after) :] == after
+    return tuple(map(str, whole)) if is_even else items
 
 
 def _expand_signs(items: list[str]) -> Items:

@@ -75,7 +75,8 @@ def read_latex(latex: str) -> Any:
     """The sympy object of a LaTeX answer; None if it cannot be parsed."""
     from math_verify import LatexExtractionConfig, parse
     from math_verify.parser import NormalizationConfig
-    from sympy import I, Product, Sum
+    from sympy import Complement, I, Intersection, Product, Sum, Union
+    from sympy.core.expr import UnevaluatedExpr
 
     config = LatexExtractionConfig(
         boxed_match_priority=-1,
@@ -86,7 +87,9 @@ def read_latex(latex: str) -> Any:
         return None
     # math-verify parses i as a symbol; as the imaginary unit, i^2 is -1.
     read = found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"})
-    return read.doit() if read.has(Sum, Product) else read
+    if read.has(UnevaluatedExpr) and read.free_symbols:
+        return read  # \gcd(a,b), which sympy takes for polynomials
+    return read.doit() if read.has(Sum, Product, UnevaluatedExpr, Union, Intersection, Complement) else read
 
 
 def is_nonzero(difference: Any) -> bool:

@@ -84,7 +84,7 @@ b </- a: b
 18 </- x == 20
 18 </- 18 =
 x = 18 </- 18 = 19
-18 </- 10m + n = 18
+18 <- 10m + n = 18
 2z </- x + y = 2z
 x + y = 5 <- y + x = 5
 # another number is wrong
