@@ -1,8 +1,9 @@
 """Run a train script and measure time and memory of its phases: ``python timed_run.py train_gtpo.py ...``.
 
 With ``--library`` after ``train_grpo.py``, the trainer is that of TRL, or Unsloth's version of it, in place of ours.
-Writes ``phases.json`` into the run directory. Time and memory are assigned to the innermost phase, so the phases of a
-step add up to its time. The device is synchronized at every change of phase.
+Writes ``phases.json`` into the run directory after each step and, until the first one ends, at every change of phase: a
+run that is stopped leaves the phase that it was in. Time and memory are assigned to the innermost phase, so the phases
+of a step add up to its time. The device is synchronized at every change of phase.
 """
 
 import json
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
 from gtpo.cli.parse import load_backend_from_flags  # noqa: E402
+from gtpo.files import write_atomically  # noqa: E402
 from gtpo.runs.script import log_to_stderr  # noqa: E402
 from train_gtpo import SETTINGS  # noqa: E402
 
@@ -39,7 +41,8 @@ GIB = 2**30
 class Phases:
     """Seconds of each step by phase; peak memory of each phase in GiB, after step 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.steps: list[dict[str, float]] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.peak: dict[str, float] = {}
@@ -58,10 +61,21 @@ class Phases:
     def enter(self, name: str) -> None:
         self.account()
         self.open.append(name)
+        if not self.steps:
+            self.write()
 
     def leave(self) -> None:
         self.account()
         self.open.pop()
+
+    def write(self) -> None:
+        """phases.json; ``open`` has the phases that have not ended, ``started`` the seconds of the unfinished step."""
+        report: dict[str, Any] = {name: getattr(self, name) for name in ("steps", "longest", "peak", "open")}
+        report["started"] = dict(self.seconds)
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            report["used_gib"] = (total - free) / GIB  # of all processes, with CUDA contexts and vLLM
+        write_atomically(self.path, json.dumps(report))
 
     def account(self) -> None:
         """Add the time since the last change of phase to the innermost open phase."""
@@ -80,7 +94,7 @@ class Phases:
 
 
 class StepPhases(TrainerCallback):
-    """Phases of a step outside the trainer's methods; writes phases.json at the end of training."""
+    """Phases of a step outside the trainer's methods; writes phases.json at its end."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -98,13 +112,7 @@ class StepPhases(TrainerCallback):
         self.phases.leave()
         self.phases.steps.append(dict(self.phases.seconds))
         self.phases.seconds.clear()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        report: dict[str, Any] = {name: getattr(self.phases, name) for name in ("steps", "longest", "peak")}
-        if torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info()
-            report["used_gib"] = (total - free) / GIB  # of all processes, with CUDA contexts and vLLM
-        (Path(args.output_dir) / "phases.json").write_text(json.dumps(report))
+        self.phases.write()
 
 
 def timed(base: type) -> type:
@@ -113,7 +121,7 @@ def timed(base: type) -> type:
     class Timed(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.phases = Phases()
+            self.phases = Phases(Path(self.args.output_dir) / "phases.json")
             self.add_callback(StepPhases(self.phases))
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Compare the grader with lm-evaluation-harness on the same completions: agreement in numbers, every disagreement.
 
-    make harness                                             # grades with the harness, in its own environment, first
     python benchmarks/harness/agreement.py --disagreements   # from the stored verdicts of the harness
 
 A constructed completion counts by the strict rule, since its answer block has the answer that the harness finds in its

@@ -46,6 +46,7 @@ from gtpo.data.values import (
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
+from gtpo.grading.worker import shared_worker
 from gtpo.processes import is_main_process
 from gtpo.prompts import PAPER, PromptFormat
 
@@ -139,6 +140,8 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         for_sft=settings.method == "sft",
         graded="accuracy" in scored_by(settings),
     )
+    if getattr(settings.trainer, "use_vllm", False) and not settings.run.dry_run:
+        shared_worker.start()  # its imports take the first reward of a GPU seven seconds, and the model is loaded first
     rows = load(data, seed)
     if data.eval_dataset is not None:
         held_out = load(replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None), held_out=True)

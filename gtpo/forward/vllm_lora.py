@@ -48,6 +48,14 @@ def lora_options(rank: int) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": min(accepted, default=rank), "max_loras": 1}
 
 
+def graph_sizes(sequences: int) -> list[int]:
+    """Batch sizes of the CUDA graphs for so many completions at once, which end one by one.
+
+    vLLM pads a batch to the next size. Its own list goes to twice as many, and has no size between multiples of 8.
+    """
+    return sorted({size for size in (1, 2, 4, *range(8, sequences, 8)) if size < sequences} | {sequences})
+
+
 class AdapterGeneration(VLLMGeneration):
     """TRL's vLLM in the training process, except that the engine gets the adapter itself.
 
@@ -102,6 +110,7 @@ class AdapterGeneration(VLLMGeneration):
             gpu_memory_utilization=self.gpu_memory_utilization,
             max_model_len=self.max_model_length,
             max_num_seqs=self.max_num_seqs,
+            compilation_config={"cudagraph_capture_sizes": graph_sizes(self.max_num_seqs)},
             enable_sleep_mode=self.enable_sleep_mode,
             model_impl=self.model_impl,
             distributed_executor_backend="external_launcher",

@@ -78,6 +78,12 @@ class Worker:
                 self._start()  # the next process imports what it needs in the background
             return reply, seconds
 
+    def start(self) -> None:
+        """Start the process in the background: the first comparison then waits for less of its imports."""
+        with self._lock:
+            if self.process is None:
+                self._start()
+
     def stop(self) -> None:
         """Kill the process if it is running."""
         process, self.process = self.process, None

@@ -17,6 +17,7 @@ from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
+LEAST_SEQUENCES = 32  # of 100 completions: more take CUDA graphs, which take longer than these completions wait
 Loaded = tuple[Any, Any]  # model and tokenizer
 NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evaluation needs
 
@@ -32,9 +33,13 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     trainer = settings.trainer
     if trainer.use_cpu and backend == "transformers" and gpu_is_available() and is_main_process():
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
-    policy, tokenizer = build_policy(
-        settings.model, backend, trainer.seed, getattr(trainer, "use_vllm", False), settings.prompt
-    )
+    use_vllm = getattr(trainer, "use_vllm", False)
+    if use_vllm and is_main_process():
+        logger.warning(
+            "starting vLLM: it compiles and captures CUDA graphs, a minute or two; a later start reuses them"
+        )
+    sequences = sequences_of(settings) if use_vllm else None
+    policy, tokenizer = build_policy(settings.model, backend, trainer.seed, sequences, settings.prompt)
     if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
         atexit.register(distributed.destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
@@ -43,23 +48,31 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     return policy, tokenizer
 
 
+def sequences_of(settings: Settings) -> int:
+    """Completions that vLLM generates at the same time: those of a step; the initial entropy has 100, some wait."""
+    gtpo = settings.gtpo
+    measures = gtpo is not None and gtpo.entropy_filter == "auto" and gtpo.initial_entropy is None
+    least = LEAST_SEQUENCES if measures and not settings.run.resume else 1
+    return max(int(settings.trainer.generation_batch_size), least)
+
+
 def build_policy(
     arguments: ModelArguments,
     backend: str,
     seed: int,
-    use_vllm: bool = False,
+    sequences: int | None = None,
     prompt: PromptArguments | None = None,
 ) -> Loaded:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
-    ``seed``: of the adapter's initial weights. ``use_vllm``: vLLM generates.
+    ``seed``: of the adapter's initial weights. ``sequences``: completions that vLLM, if it generates, has at a time.
     """
     path = resolve_model(arguments.model)
     if is_main_process():
         tiny = "tiny, a Llama of a million parameters"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":
-        return _load_unsloth(arguments, path, seed, use_vllm, prompt)
+        return _load_unsloth(arguments, path, seed, sequences, prompt)
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
@@ -224,7 +237,7 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}")
 
 
-def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: Any) -> Loaded:
+def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: int | None, prompt: Any) -> Loaded:
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():
@@ -235,7 +248,8 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
             trust_remote_code=False,
             max_seq_length=arguments.max_seq_length,
             load_in_4bit=arguments.load_in_4bit,
-            fast_inference=use_vllm,  # vLLM in this process, sharing the weights
+            fast_inference=sequences is not None,  # vLLM in this process, sharing the weights
+            max_num_seqs=sequences,  # without it CUDA graphs of up to twice the 96 to 256 that fit the memory
             max_lora_rank=arguments.lora_rank,
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )

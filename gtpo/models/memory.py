@@ -352,6 +352,8 @@ def describe_plan(settings: Settings, rows: int) -> str:
     lines += [batch, *_memory_lines(values, shape, parts)]
     if not values["use_cpu"] and steps:
         lines += [f"hours: {text}" for text in hours(settings, steps)]
+        if saved := saved_in_16_bits(settings, gpu_memory(), steps):
+            lines.append(saved)
     lines.append("changed settings; all: config.yaml of a run")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
@@ -412,6 +414,32 @@ def hours(settings: Settings, steps: int) -> list[str]:
             "false, by two measured steps each of one micro-batch"
         )
     return lines
+
+
+def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None = None) -> str | None:
+    """What ``--load_in_4bit false`` would save on a GPU of ``size`` GiB; None without room or without a measured rate.
+
+    The sampler dequantizes 4-bit weights for every token (docs/gpu.md). ``steps``: None for those of an epoch.
+    """
+    rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
+    values = settings.to_dict()
+    model = alias_of(settings.model.model)
+    group = settings.group_size
+    dataset = settings.data.dataset
+    measured = rates["measured"]
+    tokens = rates["longest_completion"].get(dataset, {}).get(group)
+    is_measured = model in measured["4 bits"]["seconds_per_token"] and tokens
+    if not (size and is_measured and values["load_in_4bit"] and settings.completions_per_step == group):
+        return None
+    if verdict(known_shape(model), values | {"load_in_4bit": False}, size * (1 - SPARE), size):
+        return None
+    if steps is None:
+        steps = values["max_steps"] if values["max_steps"] > 0 else rates["steps"][dataset]
+    before, after = (hours_of_steps(measured[bits], model, group, tokens, steps) for bits in ("4 bits", "16 bits"))
+    return (
+        f"--load_in_4bit false fits this GPU and would save {before - after:.1f} of {before:.1f} hours, by the steps "
+        f"measured on an {measured['gpu']}"
+    )
 
 
 def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:

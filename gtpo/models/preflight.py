@@ -48,6 +48,11 @@ def check_machine(settings: Settings, backend: str) -> None:
             raise UsageError(check.fault)
         if check.fault and is_main_process():
             logger.warning("warning: %s", check.fault)
+    if found and is_main_process():
+        from gtpo.models.memory import gpu_memory, saved_in_16_bits
+
+        if saved := saved_in_16_bits(settings, gpu_memory()):
+            logger.warning("%s", saved)
 
 
 def describe_dry_run(settings: Settings, backend: str, rows: int) -> str:

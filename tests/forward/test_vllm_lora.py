@@ -8,11 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from helpers.refusals import refused
 from peft import get_peft_model_state_dict
 from pytest import MonkeyPatch, fixture
 from safetensors.torch import load_file
+
+from gtpo.forward.vllm_lora import graph_sizes
 
 LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
 COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
@@ -74,3 +77,11 @@ def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, 
     server.status = 404
     with refused(r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
         build("gtpo", "run", **server.settings)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "expected"),
+    [(1, [1]), (4, [1, 2, 4]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (32, [1, 2, 4, 8, 16, 24, 32])],
+)
+def test_graphs_have_the_sizes_that_occur(sequences: int, expected: list[int]) -> None:
+    assert graph_sizes(sequences) == expected

@@ -154,3 +154,37 @@ def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> Non
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP"))}
     completed = run_process([sys.executable, "-c", code], env=environment)
     assert completed.stdout.split() == ["3000", "False"], completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu_name", "named", "expected"),
+    [
+        ("0.27.1", "NVIDIA H100 80GB HBM3", None, "0.27"),
+        ("0.27.9", "NVIDIA H100 80GB HBM3", None, "0.27"),
+        ("0.28.0", "NVIDIA H100 80GB HBM3", None, None),  # other kernels
+        ("0.27.1", "NVIDIA H100 PCIe", None, None),
+        ("0.27.1", "NVIDIA H100 80GB HBM3", "/mine", "/mine"),
+        (None, "NVIDIA H100 80GB HBM3", None, None),
+    ],
+)
+def test_tuned_kernels_are_those_of_this_gpu_and_vllm(
+    version: str | None,
+    gpu_name: str,
+    named: str | None,
+    expected: str | None,
+    gpu: None,
+    tmp_path: Path,
+    monkeypatch: MonkeyPatch,
+) -> None:
+    (tmp_path / "0.27").mkdir()
+    (tmp_path / "0.27" / "NVIDIA_H100_80GB_HBM3_SHRINK.json").write_text("{}")
+    monkeypatch.setattr(backend, "TUNED_KERNELS", tmp_path)
+    monkeypatch.setattr(backend, "installed_version", lambda package: version)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: gpu_name)
+    monkeypatch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
+    if named:
+        monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", named)
+    backend.use_tuned_kernels()
+    found = os.environ.get("VLLM_TUNED_CONFIG_FOLDER")
+    monkeypatch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
+    assert found == (str(tmp_path / expected) if expected else None)

@@ -36,6 +36,7 @@ from gtpo.models.memory import (
     estimate,
     fit,
     hours,
+    saved_in_16_bits,
     shape_of,
     verdict,
 )
@@ -147,6 +148,13 @@ def test_the_hours_on_an_h100_by_its_measured_step(argv: str, expected: list[str
     lines = hours(settings_of(*words_of(argv)), 7473)[1:]
     assert (re.findall(r"\b\d+\.\d\b", lines[0]) if lines else None) == expected
     assert not lines or "on an H100" in lines[0]
+
+
+@pytest.mark.parametrize(("argv", "size", "expected"), TABLES["saved_in_16_bits"])
+def test_what_16_bits_would_save(argv: str, size: float, expected: list[str] | None) -> None:
+    """Hours saved, and in 4 bits."""
+    text = saved_in_16_bits(settings_of(*words_of(argv)), size)
+    assert (re.findall(r"\b\d+\.\d\b", text) if text else None) == expected
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,18 @@ from helpers.weights import Weights, same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoConfig
 
-from gtpo.arguments import ModelArguments
+from gtpo.arguments import GTPOArguments, ModelArguments
 from gtpo.files import fingerprint
 from gtpo.models.hub import check_model_files
-from gtpo.models.load import build_policy, load_base, load_policy, resolve_model, source_options, why_not_loaded
+from gtpo.models.load import (
+    build_policy,
+    load_base,
+    load_policy,
+    resolve_model,
+    sequences_of,
+    source_options,
+    why_not_loaded,
+)
 
 # ---- LoRA policies ----
 
@@ -114,11 +122,12 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
         build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
-@pytest.mark.parametrize("use_vllm", [True, False])
-def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
+@pytest.mark.parametrize("sequences", [24, None])
+def test_fast_inference_is_set_by_use_vllm(sequences: int | None, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
-    model, tokenizer = build_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
-    assert unsloth.options["fast_inference"] is use_vllm
+    model, tokenizer = build_policy(arguments, "unsloth", seed=5, sequences=sequences)
+    assert unsloth.options["fast_inference"] is (sequences is not None)
+    assert unsloth.options["max_num_seqs"] == sequences
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
     assert {name: unsloth.options[name] for name in expected} == expected
@@ -128,6 +137,25 @@ def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth,
     copy = {"loaded_from": "unsloth/its-own-copy-bnb-4bit"}
     assert config.auto_mapping == copy | {"base_fingerprint": fingerprint(tiny)}
     assert tokenizer.pad_token != tokenizer.eos_token
+
+
+@pytest.mark.parametrize(
+    ("completions", "gtpo", "resume", "expected"),
+    [
+        (12, None, False, 12),  # GRPO
+        (12, GTPOArguments(), False, 32),  # 100 prompts of the initial entropy first
+        (48, GTPOArguments(), False, 48),
+        (12, GTPOArguments(), True, 12),  # it is read back
+        (12, GTPOArguments(initial_entropy=0.3), False, 12),
+        (12, GTPOArguments(entropy_filter="off"), False, 12),
+    ],
+)
+def test_the_engine_has_room_for_the_completions_that_occur(
+    completions: int, gtpo: Any, resume: bool, expected: int
+) -> None:
+    trainer = SimpleNamespace(generation_batch_size=completions)
+    settings: Any = SimpleNamespace(trainer=trainer, gtpo=gtpo, run=SimpleNamespace(resume=resume))
+    assert sequences_of(settings) == expected
 
 
 def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
@@ -153,10 +181,10 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
 
     arguments = ModelArguments(model=str(tiny), lora_rank=4, max_seq_length=1500)
     unsloth.from_pretrained = with_engine(1500)  # type: ignore[method-assign]
-    build_policy(arguments, "unsloth", 0, use_vllm=True)
+    build_policy(arguments, "unsloth", 0, sequences=8)
     unsloth.from_pretrained = with_engine(1499)  # type: ignore[method-assign]
     with refused("--max_seq_length 1499"):
-        build_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, sequences=8)
 
 
 @pytest.mark.parametrize(("lora_rank", "dtype"), [(8, torch.bfloat16), (0, torch.float32)])
