@@ -175,6 +175,7 @@ def scored_batch(group: int, prompt: int, length: int) -> dict[str, torch.Tensor
         "completion_ids": ids * valid,
         "completion_mask": valid,
         "advantages": advantages,
+        "has_reward": torch.ones(group, dtype=torch.bool),
         "conflict_mask": conflict_mask(ids, valid, advantages, group),
         "num_items_in_batch": valid.sum(),
         "row": torch.arange(group),

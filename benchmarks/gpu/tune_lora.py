@@ -157,7 +157,7 @@ class Kernels:
         self.utils.get_lora_op_configs.cache_clear()
 
     @lru_cache(1)  # noqa: B019 (one object a process)
-    def data(self, case: Case) -> tuple[list[Callable[[], None]], Any, Any]:
+    def data(self, case: Case) -> tuple[list[Any], Any, Any]:
         """A call for each copy of the weights, the output of the first, and what it is in float64."""
         torch.manual_seed(0)
         options: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}

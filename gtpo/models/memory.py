@@ -431,7 +431,7 @@ def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None
     is_measured = model in measured["4 bits"]["seconds_per_token"] and tokens
     if not (size and is_measured and values["load_in_4bit"] and settings.completions_per_step == group):
         return None
-    if verdict(known_shape(model), values | {"load_in_4bit": False}, size * (1 - SPARE), size):
+    if verdict(KNOWN[model], values | {"load_in_4bit": False}, size * (1 - SPARE), size):
         return None
     if steps is None:
         steps = values["max_steps"] if values["max_steps"] > 0 else rates["steps"][dataset]

@@ -40,6 +40,7 @@ python llama.cpp/: a clone of llama.cpp
 python3 -m venv: nothing installed
 python -c "import torch: PyTorch alone
 python benchmarks/bench_generation.py: minutes (tests/benchmarks/test_benchmarks.py)
+python benchmarks/gpu/tune_lora.py: a GPU
 python examples/tiny_base.py: minutes (tests/models/test_tiny.py)
 """
 STARTS = tuple(line.rpartition(": ")[0] for line in NEEDS.strip().splitlines())
