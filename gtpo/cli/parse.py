@@ -1,8 +1,8 @@
 """From presets, YAML files and the command line to dataclasses.
 
-Precedence, lowest first: the preset of method and model (``configs/<method>/<model>.yaml``), the file given with
-``--config``, the command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is
-an error that names it. Presets are part of the repository, not of the installed package.
+Precedence, lowest first: the preset of method, model and machine (presets.py), the file given with ``--config``, the
+command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is an error that
+names it.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from gtpo.arguments import (
     Values,
     alias_of,
     fields_of,
-    hub_name,
     name_of,
     stored_prompt,
 )
 from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, refuse_unknown, similar, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
-from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
+from gtpo.cli.presets import Preset
+from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings, given_sizes
 from gtpo.errors import UsageError
-from gtpo.files import CONFIGS, read_yaml
+from gtpo.files import read_yaml
 from gtpo.models.backend import (
     check_driver,
     choose_training_backend,
@@ -42,6 +42,7 @@ from gtpo.models.backend import (
     plans_unsloth,
 )
 from gtpo.models.hub import check_model_name, is_tiny
+from gtpo.models.memory import derived_micro_batch, scale_of
 from gtpo.runs.directory import (
     OUTPUTS,
     REMOTE_SETTINGS,
@@ -115,14 +116,19 @@ def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> S
     if not start.of_run:
         check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
-    parser.set_defaults_with_config(**_read_file(parser, preset))
+    of_preset = preset.values_for(*scale_of(start.model)) if preset.name == "own" else preset.values()
+    parser.set_defaults_with_config(**_read_settings(parser, preset.path, of_preset))
     plain = _read(parser, [])
-    parser.set_defaults_with_config(**_of_this_machine(start, preset))
+    parser.set_defaults_with_config(**_of_this_machine(start, of_preset))
+    of_file: Values = {}
     if start.config is not None:
-        of_file = _read_file(parser, start.config)
+        of_file = _read_settings(parser, start.config)
         if start.of_run:
             _drop_remote_settings(of_file, plain, named, start.config)
-        parser.set_defaults_with_config(**of_file)
+    given = {*of_file, *named}
+    if "num_train_epochs" in given and "max_steps" not in given:
+        of_file["max_steps"] = -1  # that of the preset would end the run before
+    parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
@@ -143,37 +149,35 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
     config = flags.get("config")
-    of_file = {} if config is None else _read_file(parser, config)
+    of_file = {} if config is None else _read_settings(parser, config)
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     return cls(**values), {*flags, *of_file}
 
 
-# Presets and the machine
+# The preset, the run and the machine
 
 
-def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
-    """The preset of a model: its own; for another model Qwen's on a GPU and ``cpu.yaml`` without.
+def preset_name(model: str) -> str:
+    """``own``, or the alias of a model that is named by it or by its Hub id; ``tiny`` for the directory of one."""
+    return "tiny" if is_tiny(model) else alias_of(model) or "own"
 
-    ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2. A dry
-    run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
+
+def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Preset:
+    """The preset of a model on this machine.
+
+    A dry run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
-    alias = "tiny" if is_tiny(model) else alias_of(model)
-    needs_gpu = alias in ("llama", "qwen") or backend == "unsloth"
-    has_gpu = (alias != "tiny" or needs_gpu) and gpu_is_available()  # imports PyTorch
+    name = preset_name(model)
+    needs_gpu = name in ("llama", "qwen") or backend == "unsloth"
+    has_gpu = (name != "tiny" or needs_gpu) and gpu_is_available()  # imports PyTorch
     if needs_gpu and not has_gpu and not dry_run:
         on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
         raise UsageError(check_driver() or f"--model {model} trains on a GPU, which PyTorch does not see: {on_cpu}.")
-    if alias in ("tiny", "llama", "qwen"):
-        name = alias
-    elif has_gpu or needs_gpu:
-        name = "qwen"
-    else:
-        is_smol = "SmolLM2-135M" in hub_name(model)
-        name = "smol" if is_smol else "cpu"
-        if fault := check_driver():
-            logger.warning("training runs on the CPU: %s", fault)
-    return CONFIGS / method / f"{name}.yaml"
+    on_gpu = has_gpu or needs_gpu
+    if name != "tiny" and not on_gpu and (fault := check_driver()):
+        logger.warning("training runs on the CPU: %s", fault)
+    return Preset(method, name, "gpu" if on_gpu else "cpu")
 
 
 @dataclass
@@ -225,8 +229,12 @@ def find_start(method: str, flags: Flags) -> _Start:
         of_prompt = RunDirectory(adapter.parent).read_config()
         model = of_prompt["model"]
     backend = given.get("backend", ModelArguments.backend)
-    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
+    return _Start(model, backend, _is_on("dry_run", flags), run, config, of_run, adapter, of_prompt)
+
+
+def _is_on(name: str, flags: Flags) -> bool:
+    """Whether a flag of the command line without a default is set."""
+    return (flags.get(name, "no") or "yes").lower() in TRUE
 
 
 def find_run(method: str, flags: Flags) -> RunDirectory | None:
@@ -256,11 +264,11 @@ def find_run(method: str, flags: Flags) -> RunDirectory | None:
     return run
 
 
-def _of_this_machine(start: _Start, preset: Path) -> Values:
-    """Settings that adapt a preset to this machine; --config and the command line override them."""
+def _of_this_machine(start: _Start, of_preset: Values) -> Values:
+    """Settings that adapt those of a preset to this machine; --config and the command line override them."""
     import torch
 
-    settings = read_yaml(preset)
+    settings = {**of_preset}
     adapted: Values = {}
     if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
         adapted = {"use_cpu": False, "bf16": True}
@@ -268,8 +276,7 @@ def _of_this_machine(start: _Start, preset: Path) -> Values:
     gpu = torch.cuda
     if settings.get("bf16") and gpu.is_available() and not gpu.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
-    is_own_model = alias_of(start.model) == settings.get("model", "tiny") and not start.adapter
-    if "entropy_filter" in settings and not is_own_model:
+    if "entropy_filter" in settings and start.adapter:
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
 
@@ -309,7 +316,7 @@ def _newest_run(method: str, name: str) -> RunDirectory:
 
 def _help_preset(method: str, flags: Flags) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
-    return read_yaml(preset_for(method, flags.get("model") or "tiny", dry_run=True))
+    return preset_for(method, flags.get("model") or "tiny", dry_run=True).values()
 
 
 # The parser
@@ -351,14 +358,14 @@ def _read(parser: Any, words: Sequence[str]) -> Values:
     return values
 
 
-def _read_file(parser: Any, path: str | Path) -> Values:
-    """The settings of a YAML file, through the types of their flags; null keeps the default.
+def _read_settings(parser: Any, path: str | Path, settings: Values | None = None) -> Values:
+    """The settings of a YAML file, or those given of it, through the types of their flags; null keeps the default.
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
     allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
     words = []
-    for key, value in read_yaml(path, aliases=False).items():
+    for key, value in (settings or read_yaml(path, aliases=False)).items():
         name = name_of(key)
         if name in REMOVED and value == REMOVED[name]:
             continue
@@ -383,41 +390,38 @@ def _word_of(value: Any, action: argparse.Action) -> str:
     return str(value)
 
 
-def _derive(method: str, preset: Path, start: _Start, values: Values, named: Set[str]) -> None:
+def _derive(method: str, preset: Preset, start: _Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    batch, steps = map(values.get, sizes)
-    group = values.get("num_generations", 1)
-    prompts = values["prompts_per_step"]
-    if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
-        steps = None  # that of a file is for its groups
-        share = group * (prompts or 1) / processes
-        while batch and batch > 1 and share % batch:
-            batch -= 1  # no more memory
+    group, prompts, batch, steps = given_sizes(values, named, processes)
     shares_host = values["use_cpu"] and processes > 1
-    has_estimate = "num_generations" in values and preset.stem != "tiny" and not shares_host
+    has_estimate = "num_generations" in values and preset.name != "tiny" and not shares_host
     if has_estimate and not batch and not steps:
-        from gtpo.models.memory import derived_micro_batch  # imports torch
-
         batch = derived_micro_batch(values, processes)
     geometry = batch_geometry(group, prompts, batch, steps, processes)
-    values |= zip(sizes, geometry, strict=True)
+    values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = geometry
     values |= evaluation_settings(values, processes)
     if start.run:
         values["resume"] = values["output_dir"] = str(start.run.path)
-    elif "run_name" in named and "output_dir" not in named:
-        values["output_dir"] = None  # of the --config
-    if not values["output_dir"]:
-        label = (values.get("objective") or method).rpartition(":")[2]
-        data = Path(values["dataset"]).name.partition(".")[0]
-        model = Path(start.model).name
+    else:
         name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-        values["output_dir"] = str(OUTPUTS / f"{label}-{model}-{data}-{name}")
+        values["output_dir"] = _run_directory(method, start.model, values | {"run_name": name}, named)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         for name, ours in _OF_VLLM.items():
             values[name] = values[name] or values[ours]
+
+
+def _run_directory(method: str, model: str, values: Values, named: Set[str]) -> str | None:
+    """The directory of a new run: the given one, or that of its ``run_name``; None without both."""
+    other = "run_name" in named and "output_dir" not in named  # than that of the --config
+    if values.get("output_dir") and not other:
+        return str(values["output_dir"])
+    if not values.get("run_name"):
+        return None
+    label = (values.get("objective") or method).rpartition(":")[2]
+    data = Path(values["dataset"]).name.partition(".")[0]
+    return str(OUTPUTS / f"{label}-{Path(model).name}-{data}-{values['run_name']}")
 
 
 def _build_settings(method: str, classes: Classes, values: Values, changed: frozenset[str]) -> Settings:

@@ -91,13 +91,31 @@ def shape_of(model: str) -> Shape:
     """The shape of an alias, a Hub id or a local directory; only its config.json is read."""
     if alias := alias_of(model):
         return KNOWN[alias]
+    return _shape_in(_read_config(model), model)
+
+
+def scale_of(model: str) -> tuple[float, float]:
+    """(parameters without embeddings, tokens of the context) of a Hub id or directory; infinite where not known."""
+    parameters = context = math.inf
+    with suppress(UsageError):
+        config = _read_config(model)
+        context = getattr(config, "max_position_embeddings", None) or context
+        parameters = _shape_in(config, model).projections
+    return parameters, context
+
+
+def _read_config(model: str) -> Any:
+    """The config.json of a Hub id or a local directory, that of its language model."""
     from transformers import AutoConfig
 
     local = not is_hub_id(model) or not hub_is_reachable()
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
+        return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the config.json of {model!r}: {first_line(error)}") from error
+
+
+def _shape_in(config: Any, model: str) -> Shape:
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
         raise UsageError(f"{model} ({config.model_type}) has no estimate: expected a dense Llama-like model.")

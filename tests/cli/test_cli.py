@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,18 @@ from helpers.runs import fake_run, finish
 from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig
 from trl import GRPOConfig
 
+from gtpo.arguments import GTPOArguments
 from gtpo.cli import parse as cli
 from gtpo.cli.parse import parse_evaluation
+from gtpo.cli.presets import Preset
 from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.hub import TINY_BASE
+from gtpo.runs.directory import MAY_CHANGE
 
 TABLES = tables_of(__file__)
 
@@ -77,35 +81,119 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, gpu: None) 
 )
 @pytest.mark.parametrize("method", CLASSES)
 def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str) -> None:
-    expected = CONFIGS / method / f"{preset}.yaml"
+    expected = Preset(method, preset, "cpu")
     assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+    assert expected.path.is_file()
 
 
-@pytest.mark.parametrize(
-    ("model", "backend", "preset"),
-    [
-        ("tiny", None, "tiny"),
-        ("tiny", "transformers", "tiny"),
-        ("tiny", "unsloth", "tiny"),
-        (str(TINY_BASE), "unsloth", "tiny"),
-        ("smol", "unsloth", "qwen"),
-        ("smol", None, "qwen"),
-        ("some/folder", "unsloth", "qwen"),
-        ("Qwen/Qwen2.5-3B-Instruct", "unsloth", "qwen"),
-        ("llama", "transformers", "llama"),
-    ],
-)
+@pytest.mark.parametrize(("model", "backend", "preset", "machine"), TABLES["the_preset_of_a_model_with_a_gpu"])
 @pytest.mark.parametrize("method", CLASSES)
 def test_the_preset_of_a_model_with_a_gpu(
-    method: str, model: str, backend: str | None, preset: str, monkeypatch: pytest.MonkeyPatch
+    method: str, model: str, backend: str | None, preset: str, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = CONFIGS / method / f"{preset}.yaml"
+    expected = Preset(method, preset, machine)
     if backend == "unsloth" or preset == "llama":
         assert cli.preset_for(method, model, backend, dry_run=True) == expected  # planned where there is no GPU
         with refused(r"trains on a GPU"):
             cli.preset_for(method, model, backend)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     assert [cli.preset_for(method, model, backend, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+
+
+# ---- your own model ----
+
+OF_MACHINES = {*MAY_CHANGE["machine"], *MAY_CHANGE["batch"], "bf16", "load_in_4bit"}
+
+
+@pytest.fixture
+def on_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, dict[str, Any]]]:
+    """Machine -> the resolved settings of a model of 0.6 billion parameters, in a folder with a misleading name."""
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 36, "max_position_embeddings": 1200}
+    LlamaConfig(**shape, num_attention_heads=8).save_pretrained(folder)
+
+    def resolve(method: str, *argv: str) -> dict[str, dict[str, Any]]:
+        found = {}
+        for machine in ("cpu", "gpu"):
+            for module in ("models.backend", "cli.parse", "models.memory"):
+                monkeypatch.setattr(f"gtpo.{module}.gpu_is_available", lambda has_gpu=machine == "gpu": has_gpu)
+            words = (
+                "--model",
+                str(folder),
+                "--output_dir",
+                "outputs/x",
+                "--use_cpu",
+                "true",
+                *argv,
+            )  # for Transformers
+            found[machine] = settings(*words, method=method)
+        return found
+
+    return resolve
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
+    return {name for name in first.keys() | second.keys() if first.get(name, "-") != second.get(name, "-")}
+
+
+def test_your_model_has_the_same_settings_for_gtpo_and_grpo(on_both: Any) -> None:
+    """On a GPU the paper's presets would compare two optimizers and two KL terms."""
+    of_gtpo = {field.name for field in dataclasses.fields(GTPOArguments)}
+    gtpo, grpo = (on_both(method) for method in ("gtpo", "grpo"))
+    for machine in ("cpu", "gpu"):
+        assert differing(gtpo[machine], grpo[machine]) == of_gtpo | {"use_bias_correction_kl"}
+        got = grpo[machine]
+        assert (got["learning_rate"], got["adam_beta1"], got["adam_beta2"]) == (2e-5, 0.9, 0.95)
+        assert (got["beta"], got["num_generations"]) == (0.0, 8)
+        assert (got["max_seq_length"], got["max_prompt_length"], got["max_completion_length"]) == (1200, 800, 400)
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_your_model_has_the_same_settings_on_a_gpu_and_a_cpu(method: str, on_both: Any) -> None:
+    got = on_both(method)
+    found = differing(got["cpu"], got["gpu"])
+    assert {"bf16", "load_in_4bit", "gradient_checkpointing"} <= found <= OF_MACHINES
+    assert ("use_vllm" in found) is (method != "sft")
+    presets = [Preset(method, "own", machine).values()["use_cpu"] for machine in ("cpu", "gpu")]
+    assert presets == [True, False]  # given above
+
+
+def test_sft_of_your_model_has_the_optimizer_and_the_lengths_of_gtpo(on_both: Any) -> None:
+    sft, gtpo = on_both("sft")["cpu"], on_both("gtpo")["cpu"]
+    common = sft.keys() & read_yaml(CONFIGS / "own.yaml")["all"].keys() | {"learning_rate"}
+    assert len(common) > 15 and {name: sft[name] for name in common} == {name: gtpo[name] for name in common}
+    assert sft["max_length"] == sft["max_seq_length"] == 1200
+    steps = [got["per_device_train_batch_size"] * got["gradient_accumulation_steps"] for got in (sft, gtpo)]
+    assert steps == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "context", "rate", "most", "prompt", "completion"),
+    TABLES["your_model_gets_the_rate_of_its_size_and_lengths_within_its_context"],
+)
+def test_your_model_gets_the_rate_of_its_size_and_lengths_within_its_context(
+    parameters: float, context: float, rate: float, most: int, prompt: int, completion: int
+) -> None:
+    got = Preset("grpo", "own", "cpu").values_for(parameters, context)
+    assert got["learning_rate"] == rate
+    assert (got["max_seq_length"], got["max_prompt_length"], got["max_completion_length"]) == (most, prompt, completion)
+    assert Preset("sft", "own", "cpu").values_for(parameters, context)["max_length"] == most
+
+
+def test_smol_keeps_its_values_on_a_gpu(gpu: None) -> None:
+    """Its prompts have worked examples, and its completions 48 tokens: precision, backend and memory are of the GPU."""
+    on_cpu, on_gpu = (Preset("gtpo", "smol", machine).values() for machine in ("cpu", "gpu"))
+    assert differing(on_cpu, on_gpu) <= OF_MACHINES and (on_gpu["use_cpu"], on_gpu["bf16"]) == (False, True)
+    assert settings("--model", "smol", "--use_cpu", "true")["max_completion_length"] == 48
+
+
+@pytest.mark.parametrize(("flags", "steps"), [([], 150), (["--max_steps", "9"], 9), ([], -1)])
+def test_epochs_alone_are_whole_epochs(flags: list[str], steps: int, tmp_path: Path) -> None:
+    """The preset's steps would end the run before."""
+    epochs = [] if steps == 150 else ["--num_train_epochs", "2"]
+    assert settings("--model", "tiny", *epochs, *flags)["max_steps"] == steps
+    file = config_file(tmp_path, "num_train_epochs: 2\n")
+    assert settings("--model", "tiny", "--config", file, *flags)["max_steps"] == (9 if flags else -1)
 
 
 @pytest.mark.parametrize("method", CLASSES)
@@ -322,7 +410,7 @@ def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
 def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
     allowed = {"adam_beta1", "adam_beta2", "beta", "gamma", "entropy_threshold", "entropy_filter"}
     allowed |= {"conflict_correction", "use_bias_correction_kl"}
-    for model in ("tiny", "smol", "cpu", "llama", "qwen"):
+    for model in ("tiny", "smol", "llama", "qwen"):
         gtpo, grpo = (read_yaml(CONFIGS / method / f"{model}.yaml") for method in ("gtpo", "grpo"))
         differing = {key for key in gtpo.keys() | grpo.keys() if gtpo.get(key) != grpo.get(key)}
         assert differing <= allowed, model
@@ -338,8 +426,8 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     start = cli.find_start("gtpo", {"model": "qwen"})
-    preset = cli.preset_for("gtpo", "qwen")
-    got = read_yaml(preset) | cli._of_this_machine(start, preset)
+    preset = cli.preset_for("gtpo", "qwen").values()
+    got = preset | cli._of_this_machine(start, preset)
     assert (got["bf16"], got.get("fp16", False)) == expected
     assert settings("--model", "tiny")["fp16"] is False
     explicit = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
@@ -423,7 +511,7 @@ def test_colocated_vllm_gets_the_memory_share_and_length(gpu: None) -> None:
 
 
 def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:
-    """Of a model that is not the preset's, the filter is that of Eq. 10, unless a file says otherwise."""
+    """Of your model the filter is that of Eq. 10, unless a file says otherwise."""
     other = ["--model", "owner/other-1B", "--dataset", "gsm8k", "--backend", "transformers", "--dry_run"]
     file = config_file(tmp_path, "entropy_filter: 'off'\n")
     assert parsed(*other).gtpo.entropy_filter == "auto"

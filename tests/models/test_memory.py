@@ -1,6 +1,7 @@
 """The estimate of ``--dry_run`` against models built on the meta device and against published sizes."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from gtpo.models.memory import (
     fit,
     hours,
     saved_in_16_bits,
+    scale_of,
     shape_of,
     verdict,
 )
@@ -262,13 +264,25 @@ def test_the_shape_of_a_local_model_is_read_and_others_refused(
         shape_of("owner/name")
 
 
+def test_the_scale_of_a_model_is_read_from_its_config(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Parameters without the embeddings, and the context; what has no estimate has a context."""
+    monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
+    tiny = scale_of(str(TINY_BASE))
+    assert tiny[0] == KNOWN["tiny"].projections
+    assert scale_of("owner/name") == scale_of(str(tmp_path)) == (math.inf, math.inf)
+    for config, context in ((GPT2Config(n_positions=512), 512), (MixtralConfig(max_position_embeddings=4096), 4096)):
+        config.save_pretrained(tmp_path)
+        assert scale_of(str(tmp_path)) == (math.inf, context)
+
+
 PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
+PRESETS += [(method, "own") for method in CLASSES]
 
 
 @pytest.mark.parametrize(("method", "model"), PRESETS)
 def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     """SFT too, which has a maximum length in place of completions, and no KV cache."""
-    model = {"cpu": str(tiny), "quick": "llama"}.get(model, model)
+    model = {"own": str(tiny), "quick": "llama"}.get(model, model)
     settings = settings_of(method=method, model=model)
     text = describe_plan(settings, rows=1000)
     assert " memory: " in text
