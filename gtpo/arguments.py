@@ -305,6 +305,10 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
     return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
 
 
+_OPTIMIZER = "learning rate {learning_rate:g}, Adam {adam_beta1:g} / {adam_beta2:g}"
+_ROLLOUTS = ", beta {beta:g}, G {num_generations}, completions to {max_completion_length} tokens"
+
+
 @dataclass
 class Settings:
     """All settings of one training run; None where a method has no such group."""
@@ -336,6 +340,12 @@ class Settings:
     def group_size(self) -> int:
         """G; supervised fine-tuning has one completion per prompt."""
         return getattr(self.trainer, "num_generations", 1)
+
+    @property
+    def optimization(self) -> str:
+        """The values in which two runs should not differ by accident, as text."""
+        rest = ", sequences of at most {max_length} tokens" if self.method == "sft" else _ROLLOUTS
+        return (_OPTIMIZER + rest).format_map(vars(self.trainer))
 
     def to_dict(self) -> Values:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""

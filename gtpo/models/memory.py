@@ -357,6 +357,7 @@ def describe_plan(settings: Settings, rows: int) -> str:
     lines = [
         f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
+        settings.optimization,
     ]
     if is_hub_id(hub_name(model)):
         copy = values["load_in_4bit"] and plans_unsloth(values)  # Unsloth has 4-bit copies of known models

@@ -191,7 +191,7 @@ class RunMessages(TrainerCallback):
 
 
 def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, processes: int = 1) -> list[str]:
-    """Model, data, directory and steps of a run, and the steps it had done before it was resumed."""
+    """Model, data, directory, steps and optimizer of a run, and the steps it had done before it was resumed."""
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":
@@ -202,7 +202,7 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
     how = f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
     if done:
         how += f"; continues after step {done:,}"
-    return [f"{what}: {settings.output_dir}", how]
+    return [f"{what}: {settings.output_dir}", how, settings.optimization]
 
 
 def log_summary(trainer: Any, settings: Settings) -> None:

@@ -42,6 +42,7 @@ from gtpo.models.memory import (
     shape_of,
     verdict,
 )
+from gtpo.reports.summary import start_lines
 
 TABLES = tables_of(__file__)
 
@@ -273,6 +274,20 @@ def test_the_scale_of_a_model_is_read_from_its_config(tmp_path: Path, monkeypatc
     for config, context in ((GPT2Config(n_positions=512), 512), (MixtralConfig(max_position_embeddings=4096), 4096)):
         config.save_pretrained(tmp_path)
         assert scale_of(str(tmp_path)) == (math.inf, context)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("gtpo", "learning rate 1e-06, Adam 0.999999 / 0.999999, beta 0, G 8, completions to 1500 tokens"),
+        ("grpo", "learning rate 1e-06, Adam 0.9 / 0.95, beta 1e-06, G 8, completions to 1500 tokens"),
+        ("sft", "learning rate 1e-06, Adam 0.9 / 0.95, sequences of at most 5500 tokens"),
+    ],
+)
+def test_a_plan_and_the_start_of_a_run_show_what_should_not_differ(method: str, expected: str) -> None:
+    settings = settings_of(*(["--G", "8"] if method != "sft" else []), method=method)
+    assert f"# {expected}\n" in describe_plan(settings, 10)
+    assert start_lines(settings, 10, 10)[-1] == expected
 
 
 PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
