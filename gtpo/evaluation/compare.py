@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.arguments import BENCHMARK_TITLES
+from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, hub_name
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entries, Entry, Groups, Row, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
-from gtpo.runs.directory import label_of, run_label
+from gtpo.runs.directory import MAY_CHANGE, RunDirectory, label_of, run_label
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,9 @@ _HOW = (  # settings that may differ
     "chat_template_kwargs",
     "grader",
 )
+_NOT_TRAINED = {"seed", "objective", "use_bias_correction_kl", "prompts_per_step", *fields_of([GTPOArguments])}
+for _why in ("place", "saving", "remote", "logging", "evaluation", "batch", "machine"):
+    _NOT_TRAINED |= {*MAY_CHANGE[_why]} - {"backend", "use_cpu", "use_vllm"}
 Names = tuple[str, str]  # of two sides
 Sides = Groups  # what is compared: name -> the entries of one model, or of the seeds of one
 
@@ -158,6 +161,8 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     of_first = by_benchmark(sides[first])
     comparisons: list[Comparison] = []
     for other in others:
+        if differing := trained_differently(sides[first] + sides[other]):
+            logger.warning("%s and %s were also trained with different %s", first, other, differing)
         of_other = by_benchmark(sides[other])
         common = [benchmark for benchmark in of_first if benchmark in of_other]
         if not common:
@@ -165,6 +170,26 @@ def compare_sides(sides: Sides) -> list[Comparison]:
         for benchmark in common:
             comparisons += _compare(benchmark, (first, other), [of_first[benchmark], of_other[benchmark]])
     return comparisons
+
+
+def trained_differently(entries: Entries) -> str:
+    """The settings in which the runs of some entries differ besides method and seed, with their values.
+
+    Machine and micro-batches do not count, the size of a step does. Empty if nothing differs, or is not known.
+    """
+    places = dict.fromkeys(entry.origin.adapter or entry.origin.model for entry in entries)
+    runs = [RunDirectory(Path(place).parent) for place in places]
+    stored = [run.read_config() for run in runs if run.config.is_file()]
+    for settings in stored:
+        batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+        settings["completions of a step"] = batch
+    common = set.intersection(*map(set, stored)) if stored else set()
+    texts = []
+    for name in sorted(common - _NOT_TRAINED):
+        values = dict.fromkeys(hub_name(str(settings[name])) for settings in stored)
+        if len(values) > 1:
+            texts.append(f"{name} ({', '.join(values)})")
+    return ", ".join(texts)
 
 
 def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[Comparison]:

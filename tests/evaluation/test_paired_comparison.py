@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 from helpers.files import write_json
 from helpers.refusals import refused
+from helpers.runs import fake_run
 from pytest import LogCaptureFixture, approx, raises
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
+from gtpo.evaluation.compare import (
+    Comparison,
+    compare_sides,
+    find_sides,
+    format_comparisons,
+    group_seeds,
+    trained_differently,
+)
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
 from gtpo.files import fingerprint
@@ -190,3 +198,46 @@ def test_scores_of_an_adapter_that_was_trained_again_are_named(here: Path, caplo
     (adapter / "adapter_model.safetensors").write_text("second")
     find_sides(["outputs/evaluation/a", "outputs/evaluation/b"], "outputs/evaluation")
     assert caplog.messages == ["a on amc23: the weights have changed since: evaluate it again"]
+
+
+# ---- runs that were trained with other settings ----
+
+TRAINED = {
+    "model": "qwen",
+    "learning_rate": 1e-6,
+    "adam_beta1": 0.9,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 8,
+    "loss_type": "grpo",
+    "seed": 1,
+    "output_dir": "a",
+}
+
+
+def trained(directory: Path, name: str, **changed: Any) -> Entry:
+    """The scores of a run with these settings."""
+    run = fake_run(directory / name, TRAINED | changed, saved=["adapter"])
+    return entry(name, ["10", "01"], origin=Origin("some/model", str(run.adapter)))
+
+
+def test_a_difference_of_the_training_is_named_in_one_line(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+    first = trained(tmp_path, "a")
+    like = {"gamma": 0.1, "seed": 2, "output_dir": "b", "model": "Qwen/Qwen2.5-3B-Instruct"}
+    like |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
+    compared(first, trained(tmp_path, "b", **like))
+    assert caplog.messages == []
+    other = {"adam_beta1": 0.999999, "learning_rate": 2e-5, "gradient_accumulation_steps": 4, "loss_type": "dapo"}
+    compared(first, trained(tmp_path, "c", **other))
+    (message,) = caplog.messages
+    expected = "adam_beta1 (0.9, 0.999999), completions of a step (8, 16), learning_rate (1e-06, 2e-05), "
+    assert message == f"a and c were also trained with different {expected}loss_type (grpo, dapo)"
+
+
+def test_a_setting_that_one_method_lacks_and_a_base_are_no_difference(tmp_path: Path) -> None:
+    sft = {name: value for name, value in TRAINED.items() if name != "num_generations"}
+    run = fake_run(tmp_path / "sft", sft, saved=["adapter"])
+    second = entry("sft", ["10", "01"], origin=Origin("some/model", str(run.adapter)))
+    assert trained_differently([trained(tmp_path, "a"), second]) == ""
+    assert trained_differently([entry("base", ["10", "01"]), second]) == ""
+    assert trained_differently([entry("base", ["10", "01"])]) == ""
