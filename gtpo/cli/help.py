@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gtpo.arguments import Values, fields_of, name_of
+from gtpo.arguments import SourceArguments, Values, fields_of, name_of
 from gtpo.cli.flags import Classes
 from gtpo.files import read_yaml
 
@@ -44,12 +44,18 @@ def print_help(method: str, classes: Classes, preset: Values) -> NoReturn:
 
 
 def print_all(parser: argparse.ArgumentParser, preset: Values) -> NoReturn:
-    """Print every option of a script, with the values of a preset as defaults, and exit."""
+    """Print every option of a script, with the values of a preset as defaults, and exit.
+
+    Without a preset it is an evaluation: the texts are its own, and the columns of data come last.
+    """
     parser.usage = "%(prog)s [--config FILE] [--key value ...]"
     parser.formatter_class = _AllHelp
     parser.description = sys.modules["__main__"].__doc__
     parser.set_defaults(**preset)
-    shown = ChainMap(*_shown().values())
+    shown = ChainMap(*_shown().values()) if preset else {}
+    if not preset:
+        for group in parser._action_groups:
+            group._group_actions.sort(key=lambda action: action.dest in fields_of([SourceArguments]))
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not --max-steps too
         action.help = shown.get(action.dest, {}).get("text") or action.help
@@ -74,4 +80,7 @@ def _bracketed(default: Any) -> str:
 
 
 class _AllHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The description as it is, and the default of each option."""
+    """The description as it is, and the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, []) else action.help

@@ -84,6 +84,15 @@ def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
         assert re.search(r"--learning_rate.*\n? *.*\[0.001\]", page.stdout) and "[150]" in page.stdout  # of the preset
 
 
+def test_the_help_of_an_evaluation_has_its_own_texts() -> None:
+    page = run_process([sys.executable, str(ROOT / "evaluate.py"), "--help"]).stdout
+    words = " ".join(page.split())
+    assert re.findall(r"^  --(\w+)", page, re.MULTILINE)[0] == "benchmarks"
+    assert "Directory of completions and scores. (default: outputs/evaluation)" in words
+    assert "The same seed gives the same completions. (default: 0)" in words
+    assert "default: None" not in words and "default: []" not in words
+
+
 def test_the_scripts_refuse_names_of_flags_before_torch_is_imported(tmp_path: Path) -> None:
     code = """
 import json, sys
