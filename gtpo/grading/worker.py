@@ -122,15 +122,29 @@ class Worker:
             self._start()
         assert self._connection is not None
         if not self._is_ready:
-            message = ""  # or the reason why it did not start
-            with suppress(OSError, EOFError):
-                if self._connection.poll(START_LIMIT):
-                    message = self._connection.recv_bytes().decode()
+            message = self._first_message()
+            if not message:  # killed, or late: once more
+                self.stop()
+                self._start()
+                message = self._first_message()
             if message != "ready":
                 self.stop()
-                raise RuntimeError(f"the process did not start ({message or 'no reply'}): install {self.needs}")
+                raise RuntimeError(
+                    f"the process did not start ({message}): install {self.needs}"
+                    if message
+                    else f"the process was killed while it started, or took over {START_LIMIT:g} seconds, two times: "
+                    "free memory or cores of this machine"
+                )
             self._is_ready = True
         return self._connection
+
+    def _first_message(self) -> str:
+        """``ready``, or what is not installed; empty if the process ends, or is late."""
+        assert self._connection is not None
+        with suppress(OSError, EOFError):
+            if self._connection.poll(START_LIMIT):
+                return self._connection.recv_bytes().decode()
+        return ""
 
     def _start(self) -> None:
         ours, theirs = Pipe()

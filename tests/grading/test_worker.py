@@ -84,7 +84,7 @@ def test_an_alarm_of_the_caller_still_fires_and_threads_get_the_same_verdicts() 
         signal.signal(signal.SIGALRM, previous)
 
 
-@pytest.mark.parametrize("when", ["it starts", "it waits", "it compares"])
+@pytest.mark.parametrize("when", ["it starts", "it imports", "it waits", "it compares"])
 def test_a_process_killed_while(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced; killed during a comparison, the next process is asked again, once."""
     own = Worker()
@@ -106,6 +106,15 @@ def test_a_process_killed_while(when: str, monkeypatch: pytest.MonkeyPatch) -> N
     if when == "it starts":
         own._start()
         kill()
+    elif when == "it imports":  # as by the system, out of memory
+        start = own._start
+
+        def start_then_kill() -> None:
+            start()
+            if not kills:
+                kill()
+
+        monkeypatch.setattr(own, "_start", start_then_kill)
     else:
         assert own.compare("x+1", "1+x", None, 5.0)[0]
         if when == "it waits":
@@ -171,10 +180,20 @@ def test_the_grader_imports_no_heavy_package_and_a_script_without_main_guard_run
 
 
 def test_a_process_that_cannot_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is named; a process that is killed is started two times, and no package is named."""
     script = tmp_path / "symbolic.py"
     without = "import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text()
     monkeypatch.setattr(worker, "SCRIPT", script)
-    for text, reason in ((without, "math_verify"), ("", "no reply")):
+    killed = "import os\nos.kill(os.getpid(), 9)\n"
+    late = "import time\ntime.sleep(60)\n"
+    times = "killed while it started, or took over .* seconds, two times: free memory"
+    packages = r"did not start \(.*math_verify.*\): install math-verify and sympy"
+    for text, reason, expected in ((without, packages, 1), (killed, times, 2), (late, times, 2)):
         script.write_text(text)
+        own = Worker()
+        started = []
+        monkeypatch.setattr(own, "_start", lambda start=own._start, started=started: started.append(start()))
+        monkeypatch.setattr(worker, "START_LIMIT", 1.0 if text == late else 60.0)
         with pytest.raises(RuntimeError, match=reason):
-            Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
+            own.compare("x+x^8", "x(x^7+1)", None, 5.0)
+        assert len(started) == expected
