@@ -64,7 +64,9 @@ REAL_MODEL := outputs/SmolLM2-135M-Instruct
 WARM_START := outputs/reproduce/smol/sft-warm-start-s1
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
 LATER_TRL := 1.15.0
-SUBCLASSING := tests/reports $(wildcard tests/training/test_gtpo_trl.py tests/training/test_trainer*.py tests/forward/test_generation*.py)
+NEWEST_TRL := .venv-trl-1.16.0
+OF_TRAINER := $(wildcard $(patsubst %,tests/training/test_%.py,as_trl gtpo_trl refusals settings trainer))
+SUBCLASSING := tests/reports $(OF_TRAINER) $(wildcard tests/forward/test_generation*.py)
 
 ifeq ($(BACKEND),real)
 test-backend: $(REAL_MODEL)/model.safetensors
@@ -98,8 +100,10 @@ test-backend: $(LATER_TRL:%=.venv-trl-%/installed)
 	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
 	  PYTHONPATH=$$path $(BIN)/python -m pytest tests/training/test_gtpo_trl.py $(PYTEST_FLAGS) || exit 1; done
 else ifeq ($(BACKEND),trl-suite)
-test-backend: .venv-trl-suite/installed
-	PYTHONPATH=.venv-trl-suite $(BIN)/python tests/backends/trl_suite/run.py $(TRL) $(PYTEST_FLAGS)
+# The pinned TRL and the newest that is allowed.
+test-backend: .venv-trl-suite/installed $(NEWEST_TRL)/installed
+	for path in "" $(abspath $(NEWEST_TRL)); do PYTHONPATH=$$path:$(abspath .venv-trl-suite) \
+	  $(BIN)/python tests/backends/trl_suite/run.py $(TRL) $(PYTEST_FLAGS) || exit 1; done
 else
 test-backend: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pytest tests/backends/test_$(subst -,_,$(BACKEND))_cpu.py $(PYTEST_FLAGS)

@@ -281,7 +281,7 @@ def test_an_adapter_of_tied_embeddings_is_refused(target: str, tiny: Path, tmp_p
         args = trl.GRPOConfig(str(tmp_path), **QUIET)
         return GRPOTrainer(policy, reward_parity, args, rows(1.0), processing_class=tokenizer)
 
-    with refused("ties them" if target == "embed_tokens" else "lm_head"):
-        build(ties=True)
+    with pytest.raises(ValueError, match="ties them" if target == "embed_tokens" else "lm_head"):
+        build(ties=True)  # from TRL 1.15 on the refusal of lm_head is TRL's
     if target == "embed_tokens":
         assert build(ties=False).model.peft_config

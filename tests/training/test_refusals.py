@@ -128,7 +128,7 @@ def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(name: st
 
 def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    with refused("lm_head"):
+    with pytest.raises(ValueError, match="lm_head"):  # from TRL 1.15 on TRL's
         model = AutoModelForCausalLM.from_pretrained(tiny)
         build(tmp_path, get_peft_model(model, LoraConfig(target_modules=["lm_head"])), tokenizer)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -18,8 +18,12 @@ torch.set_num_threads(1)
 
 def pytest_configure() -> None:
     """Functions that tests of an older TRL import and the installed one has no more: of packages that are absent."""
+    import trl
     import trl.import_utils as utils
 
+    folder = Path(trl.__file__).parent
+    if not list(folder.parent.glob("trl-*.dist-info")):
+        raise pytest.UsageError(f"{folder} is not an installed TRL: the tests would run the code of a clone")
     for package in ("joblib", "mergekit", "harbor", "openreward"):
         name = f"is_{package}_available"
         if not hasattr(utils, name):

@@ -2,7 +2,7 @@
 
     python tests/backends/trl_suite/run.py TRL_CLONE [pytest arguments]
 
-The clone needs ``tests`` and ``scripts``; its tests need pytest-timeout, parameterized and jmespath. Models and data
+Of the clone only ``tests`` and ``scripts`` are used: the TRL that is tested is the installed one. The tests need pytest-timeout, parameterized and jmespath. Models and data
 are random ones under the names that the tests use (``hub.py``). Exit code 1 if a test that TRL passes fails with one of
 our trainers, and not with a refusal.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,17 +22,17 @@ TRAINERS = ("trl", "grpo", "gtpo", "gtpo_trl")
 REFUSALS = ("is not supported", "GTPO has no ", "GTPOTrainer does not support", "has no KL term", "add a router loss")
 
 
-def results(trainer: str, clone: Path, hub: Path, arguments: list[str]) -> dict[str, str]:
+def results(trainer: str, links: Path, hub: Path, arguments: list[str]) -> dict[str, str]:
     """Passed, skipped, refused or failed, by test; the tests run in the directory of the models."""
     log = hub / f"{trainer}.jsonl"
     log.unlink(missing_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(HERE), str(ROOT), str(clone), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE), str(ROOT), str(links), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | offline | {"PYTHONPATH": path, "TRAINER": trainer, "LOG": str(log)}
     environment["HF_DATASETS_CACHE"] = str(hub / "cache")
     argv = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q", "--timeout", "120"]
-    argv += ["--rootdir", str(clone), "-o", "addopts=", "-W", "ignore", "-k", "not VLM"]
-    subprocess.run([*argv, str(clone / "tests" / "test_grpo_trainer.py"), *arguments], cwd=hub, env=environment)
+    argv += ["--rootdir", str(links), "-o", "addopts=", "-W", "ignore", "-k", "not VLM"]
+    subprocess.run([*argv, str(links / "tests" / "test_grpo_trainer.py"), *arguments], cwd=hub, env=environment)
     found = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -41,14 +42,28 @@ def results(trainer: str, clone: Path, hub: Path, arguments: list[str]) -> dict[
     return found
 
 
+def links_to(clone: Path, folder: Path) -> Path:
+    """A directory with ``tests`` and ``scripts`` of a clone of TRL, without its ``trl``; the installed one is imported.
+
+    Of a clone on the path ``trl.__version__`` would be that of the installed package all the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tests", "scripts"):
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(clone.resolve() / name)
+    return folder
+
+
 def main() -> int:
     clone, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
     hub = Path(tempfile.gettempdir()) / "gtpo-trl-suite"
     hub.mkdir(exist_ok=True)
     subprocess.run([sys.executable, str(HERE / "hub.py"), str(hub), str(clone)], cwd=hub, check=True)
-    each = {trainer: results(trainer, clone, hub, arguments) for trainer in TRAINERS}
+    links = links_to(clone, hub / "links")
+    each = {trainer: results(trainer, links, hub, arguments) for trainer in TRAINERS}
     passed = [test for test, outcome in each["trl"].items() if outcome == "passed"]
-    print(f"{len(passed)} tests pass with TRL's GRPOTrainer; of these:")
+    print(f"TRL {version('trl')}: {len(passed)} tests pass with its GRPOTrainer; of these:")
     only_ours = False
     for trainer in TRAINERS[1:]:
         count = Counter(each[trainer].get(test, "not run") for test in passed)
