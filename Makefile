@@ -63,10 +63,11 @@ BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 WARM_START := outputs/reproduce/smol/sft-warm-start-s1
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
-LATER_TRL := 1.15.0
+LATER_TRL := 1.15.0 1.16.0
 NEWEST_TRL := .venv-trl-1.16.0
 OF_TRAINER := $(wildcard $(patsubst %,tests/training/test_%.py,as_trl gtpo_trl refusals settings trainer))
 SUBCLASSING := tests/reports $(OF_TRAINER) $(wildcard tests/forward/test_generation*.py)
+OF_EXAMPLES := tests/training/test_gtpo_trl.py tests/training/test_objectives.py
 
 ifeq ($(BACKEND),real)
 test-backend: $(REAL_MODEL)/model.safetensors
@@ -94,11 +95,11 @@ test-backend:
 	cp examples/gtpo_trl.py .venv-wheel
 	cd .venv-wheel && PYTHONPATH=. bin/python $(CURDIR)/tests/backends/installed_step.py
 else ifeq ($(BACKEND),trl)
-# Each version is installed over .venv. The head of 1.15 is a Triton kernel, which is interpreted on a CPU.
+# Each version is installed over .venv. 1.16 has every loss of examples/objectives. The head of 1.15 is a Triton kernel, which is interpreted on a CPU.
 test-backend: export TRITON_INTERPRET := 1
 test-backend: $(LATER_TRL:%=.venv-trl-%/installed)
 	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
-	  PYTHONPATH=$$path $(BIN)/python -m pytest tests/training/test_gtpo_trl.py $(PYTEST_FLAGS) || exit 1; done
+	  PYTHONPATH=$$path $(BIN)/python -m pytest $(OF_EXAMPLES) $(PYTEST_FLAGS) || exit 1; done
 else ifeq ($(BACKEND),trl-suite)
 # The pinned TRL and the newest that is allowed.
 test-backend: .venv-trl-suite/installed $(NEWEST_TRL)/installed

@@ -5,10 +5,11 @@
 
     python train_grpo.py --model tiny --dataset arithmetic --objective examples/objectives/rloo.py:RLOO
 
-The clipped ratio is that of TRL's RLOOTrainer; the paper has one update for a generation, where s_i = 1.
+The clipped ratio is that of TRL's RLOOTrainer; the paper has one update for a generation, where s_i = 1. The gradient
+is about |o_i| times that of GRPO: the learning rate is not comparable. The ratio of vLLM is not corrected, as in TRL.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ from gtpo import GRPOTrainer, Measured
 from gtpo_loss import completion_entropy
 
 
-class RLOO(GRPOTrainer):
-    fixed = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "loss_type": "grpo", "scale_rewards": "group"}
+@dataclass
+class Settings:
+    clip: float = field(default=0.2, metadata={"help": "s_i is clipped to 1 - clip and 1 + clip."})
 
-    @dataclass
-    class Settings:
-        clip: float = 0.2  # s_i is clipped to 1 - clip and 1 + clip
+
+class RLOO(GRPOTrainer):
+    Settings = Settings
+    fixed = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "loss_type": "grpo", "scale_rewards": "group"}
 
     def advantages(self, rewards: Tensor, group_size: int) -> Tensor:  # (B, K) -> (B,)
         summed = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
