@@ -85,6 +85,14 @@ def test_the_default_is_that_of_trl(scale: str, aggregation: str, training: bool
     assert found["has_reward"].tolist() == [row != 5 for row in range(GROUP)]
 
 
+def test_the_table_has_one_advantage_for_each_completion(of: Any) -> None:
+    """Held-out batches may be smaller than what the log holds."""
+    trainer = of(CannedGRPO, num_generations_eval=SIZE)
+    found = [batch_of(trainer, 0, size=SIZE, training=False)["advantages"].tolist() for _ in range(2)]
+    assert list(trainer._logs["advantages"]) == found[0] + found[1]
+    assert len(trainer._logs["prompt"]) == 2 * SIZE
+
+
 @pytest.mark.parametrize("size", [1, 2, 6])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("scale", SCALES)

@@ -198,23 +198,25 @@ def test_what_an_objective_returns_is_checked(returned: str, add: Any, build: An
     assert f"Mine.objective (test_objective_hook.py, line {line}) returned {said}" in str(raised.value)
 
 
-def test_an_error_names_the_line_of_the_user_where_another_class_wraps_the_objective(add: Any, build: Any) -> None:
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_line_is_that_of_the_user_where_another_class_wraps_the_objective(
+    raises: bool, add: Any, build: Any
+) -> None:
     """As study/train.py does."""
 
     class Mine(CannedGRPO):
         def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
-            return inputs["advantage"]
+            return inputs["advantage" if raises else "advantages"]
 
     class Wrapped(Mine):
         @wraps(Mine.objective)
         def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
-            loss, measured = super().objective(logps, token_entropy, inputs)
-            return loss, measured
+            return super().objective(logps, token_entropy, inputs)
 
-    line = Mine.objective.__code__.co_firstlineno + 1
+    line = Mine.objective.__code__.co_firstlineno + int(raises)
     add(Wrapped, "mine")
-    said = rf"Mine.objective \(test_objective_hook.py, line {line}\) raised KeyError: 'advantage'"
-    with pytest.raises(RunError, match=said):
+    said = "raised KeyError: 'advantage'" if raises else "returned Tensor: expected a pair"
+    with pytest.raises(RunError, match=rf"Mine.objective \(test_objective_hook.py, line {line}\) {said}"):
         build("mine").train()
 
 
