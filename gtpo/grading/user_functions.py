@@ -6,10 +6,13 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
@@ -28,6 +31,30 @@ NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that
 # A function that logs under these names would change what the run logs: its means, or its columns.
 OF_RUNS = {log: frozenset(names) for log, names in TABLES["of_runs"].items()}
 OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
+NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
+
+_calls: Counter[int] = Counter()  # process -> calls of a user's code that it is in; a fork of one may exit
+_exit = os._exit
+
+
+def _exit_outside_calls(code: int) -> None:
+    """``os._exit``, an error inside a user's code: the run would end with its exit code, 0 too, and no message."""
+    if _calls[os.getpid()]:
+        raise SystemExit(f"os._exit({code})")
+    _exit(code)
+
+
+os._exit = _exit_outside_calls  # type: ignore[assignment]
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    process = os.getpid()
+    _calls[process] += 1
+    try:
+        yield
+    finally:
+        _calls[process] -= 1
 
 
 def load_rewards(
@@ -86,7 +113,8 @@ def import_named(name: str, known: Known, noun: str) -> Reward:
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     is_file = path.is_file() or module.endswith(".py")
     try:
-        found = _import_file(path) if is_file else importlib.import_module(module)
+        with _users_code():
+            found = _import_file(path) if is_file else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
@@ -128,8 +156,9 @@ class CheckedReward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.failure = None
         try:
-            values = self.function(*args, **self._arguments(kwargs))
-            return self._checked(values, kwargs)
+            with _users_code():
+                values = self.function(*args, **self._arguments(kwargs))
+                return self._checked(values, kwargs)
         except (Exception, SystemExit) as error:
             return self._failed(error, kwargs, self._row_that_fails(kwargs))
 
@@ -181,7 +210,8 @@ class CheckedReward:
                 if isinstance(value, list) and len(value) == count:
                     alone[name] = [value[row]]
             try:
-                self.function(**self._arguments(alone))
+                with _users_code():
+                    self.function(**self._arguments(alone))
             except (Exception, SystemExit):
                 return row
         return None
@@ -191,7 +221,8 @@ class CheckedReward:
 
         The trainer refuses both in ``returned``.
         """
-        is_list = hasattr(values, "__iter__")
+        is_table = hasattr(values, "columns")  # of pandas: it gives the names of its columns
+        is_list = hasattr(values, "__iter__") and not is_table and not isinstance(values, NO_LISTS)
         listed = list(values) if is_list else [values]  # a generator runs here
         count = len(kwargs.get("completions", listed))
         wrong = [value for value in listed if value is not None and not hasattr(value, "__float__")]
@@ -210,8 +241,9 @@ class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> Returned:  # TRL awaits it
         self.failure = None
         try:
-            values = await self.function(*args, **self._arguments(kwargs))
-            return self._checked(values, kwargs)
+            with _users_code():
+                values = await self.function(*args, **self._arguments(kwargs))
+                return self._checked(values, kwargs)
         except (Exception, SystemExit) as error:
             return self._failed(error, kwargs, None)
 
