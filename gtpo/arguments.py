@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo.errors import UsageError
+from gtpo.files import read_regular
 from gtpo.prompts import TAGS, PromptFormat, Tags, default_system_prompt
 
 Values = dict[str, Any]  # settings, metrics or facts, by name
@@ -149,7 +150,7 @@ class FormatArguments:
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
+            self.chat_template = read_regular(self.chat_template).decode()
 
     @property
     def format_tags(self) -> Tags:
@@ -204,7 +205,7 @@ def _text_or_file(name: str, value: str) -> str:
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = Path(text).read_text(encoding="utf-8").strip()
+        text = read_regular(text).decode().strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text

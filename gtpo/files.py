@@ -1,4 +1,4 @@
-"""Atomic writes, fingerprints of weights, YAML settings, and where the presets are."""
+"""Atomic writes, regular files to read, fingerprints of weights, YAML settings, and where the presets are."""
 
 import hashlib
 import os
@@ -28,13 +28,27 @@ def write_atomically(path: Path, content: str | Callable[[Path], object]) -> Non
 def open_own(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
     """Open a file of a run or of results to append to or to truncate; a link, or one to its directory, is refused."""
     _refuse_links(path, path.parent)
+    check_regular(path)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **options)
 
 
 def read_own(path: Path) -> bytes:
     """The content of a file of a run, which may be a stranger's; a link is refused: others see what is read."""
     _refuse_links(path)
-    return path.read_bytes()
+    return read_regular(path)
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of a file that may be a stranger's: of a run, of data, or of a model."""
+    check_regular(path)
+    return Path(path).read_bytes()
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse a named pipe or a device, whose reader waits without end, and a directory; a link counts as its target."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a regular file, such as a named pipe or a directory: replace it with a file.")
 
 
 def _refuse_links(*paths: Path) -> None:
@@ -111,6 +125,7 @@ class _PlainLoader(_UniqueKeyLoader):
 
 def read_yaml(path: str | Path, aliases: bool = True) -> dict[str, Any]:
     """A YAML file of flat settings, without duplicate keys."""
+    check_regular(path)
     with open(path, encoding="utf-8") as file:
         settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
     if not isinstance(settings, dict):

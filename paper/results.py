@@ -16,6 +16,7 @@ from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import comparable
 from gtpo.evaluation.storage import weights_have_changed
+from gtpo.files import read_regular
 from gtpo.runs.directory import RunDirectory, find_runs, is_held_out, run_label
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         if (directory / METRICS_FILE).is_file():
             rows = read_parquet(directory / METRICS_FILE)
             runs |= dict(iter(rows.groupby(["run", "seed"])))
-            condensed += json.loads((directory / SCORES_FILE).read_bytes())
+            condensed += json.loads(read_regular(directory / SCORES_FILE))
     for run in find_runs(directories, having="metrics"):
         if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
@@ -155,7 +156,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
 
 def _entries_of(path: Path, models: Mapping[str, str]) -> Iterator[Entry]:
     """The entries of a ``results.json`` that are of the runs as they are now; greedy ones under a name of their own."""
-    for entry in json.loads(path.read_bytes())["results"]:
+    for entry in json.loads(read_regular(path))["results"]:
         run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
         if _expected_model(run, models):
             continue

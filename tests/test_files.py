@@ -5,13 +5,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 from helpers.refusals import refused
 from helpers.scripts import ROOT
+from pandas import DataFrame
 
+from gtpo.arguments import PromptArguments
+from gtpo.data.tables import read_file
+from gtpo.evaluation.records import read_entries
+from gtpo.evaluation.scores import write_results
+from gtpo.evaluation.targets import adapter_config
 from gtpo.files import apply_umask, fingerprint, open_own, read_yaml, remove, replace_directory, write_atomically
+from gtpo.models.hub import check_model_files
+from gtpo.reports.html import _spread, read_held_out
+from gtpo.runs.directory import RunDirectory, damage
+from paper.results import read_results
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -156,3 +167,61 @@ def test_a_directory_is_complete_under_one_of_two_names_when_killed(
         replace_directory(unfinished, directory)
     kept = directory if directory.is_dir() else tmp_path / "adapter.old"
     assert (kept / "weights").read_text() == ("new" if operation > 2 else "old")
+
+
+WAIT = 20  # seconds
+# The file of a run, of results, of data or of a model -> what reads it below its directory.
+READERS: dict[str, Callable[[Path], Any]] = {
+    "metrics.jsonl": lambda d: RunDirectory(d).read_metrics(),
+    "config.yaml": lambda d: RunDirectory(d).read_config(),
+    "settings.yaml": lambda d: read_yaml(d / "settings.yaml"),
+    "metrics.jsonl to append to": lambda d: open_own(d / "metrics.jsonl to append to"),
+    "rows.jsonl": lambda d: read_file(d / "rows.jsonl"),
+    "rows.csv": lambda d: read_file(d / "rows.csv"),
+    "rows.parquet": lambda d: read_file(d / "rows.parquet"),
+    "results.json": lambda d: read_entries(d / "results.json"),
+    "old results": lambda d: write_results((d / "old results").rename(d / "results.json").parent, []),
+    "evaluation.json": lambda d: condensed(d),
+    "adapter_config.json": lambda d: adapter_config(d),
+    "model.safetensors": lambda d: check_model_files(d),
+    "prompt.txt": lambda d: PromptArguments(system_prompt=str(d / "prompt.txt")),
+    "template.jinja": lambda d: PromptArguments(chat_template=str(d / "template.jinja")),
+}
+
+
+def condensed(directory: Path) -> None:
+    """The condensed results of paper.results, whose scores are the pipe."""
+    DataFrame({"run": ["a"], "seed": [1], "step": [1]}).to_parquet(directory / "metrics.parquet")
+    read_results([directory])
+
+
+@pytest.fixture
+def pipe() -> Iterator[Callable[[Path], None]]:
+    """``pipe(path)``: make a named pipe, whose reader waits; after a while it is an empty file for it."""
+    timers = []
+
+    def make(path: Path) -> None:
+        os.mkfifo(path)
+        writes = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        timers.append(Timer(WAIT, os.close, [writes]))
+        timers[-1].start()
+
+    yield make
+    for timer in timers:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_named_pipe_is_refused(name: str, tmp_path: Path, pipe: Callable[[Path], None]) -> None:
+    pipe(tmp_path / name)
+    with refused("is not a regular file"):
+        READERS[name](tmp_path)
+
+
+def test_a_named_pipe_is_a_damaged_manifest_and_no_table(tmp_path: Path, pipe: Callable[[Path], None]) -> None:
+    run = RunDirectory(tmp_path)
+    for path in (run.checkpoint(1) / "files.json", run.completions / "1.parquet", run.completions / "held_out_1.json"):
+        path.parent.mkdir(exist_ok=True)
+        pipe(path)
+    assert "not a regular file" in str(damage(run.checkpoint(1)))
+    assert read_held_out(run, 3) == [] == _spread(run.completion_tables(), 3)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import SourceArguments
 from gtpo.errors import UsageError, first_line, nearest
+from gtpo.files import check_regular
 
 Row = dict[str, Any]
 Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or their own
@@ -115,6 +116,7 @@ def read_file(path: Path, most: int = MAX_ROWS + 1) -> Table:
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
+    check_regular(path)
     try:
         with _memory_limit():
             rows = list(islice(FORMATS[ending](path), most))

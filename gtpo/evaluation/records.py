@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gtpo.data.load import Problem as Problem
+from gtpo.files import read_regular
 
 Row = dict[str, Any]  # a JSON object
 Stored = Mapping[str, Any]  # one that is read
@@ -117,7 +118,7 @@ Groups = dict[str, list[Entry]]  # by a key
 
 def read_entries(path: Path) -> list[Entry]:
     """The entries of ``results.json``, or the one next to a completion file."""
-    stored = json.loads(path.read_bytes())
+    stored = json.loads(read_regular(path))
     found = stored["results"] if path.name == "results.json" else [stored]
     return list(map(Entry.read, found))
 

@@ -16,7 +16,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problem, Problems, ProblemScores, read_entries
 from gtpo.evaluation.storage import find_completion_files, key_of, keys_of, read_completions, scores_path
-from gtpo.files import write_atomically
+from gtpo.files import read_regular, write_atomically
 from gtpo.prompts import PromptFormat
 from gtpo.runs.provenance import git_revision
 
@@ -104,7 +104,7 @@ def _record(problem: Problem, verdicts: Verdicts, formatted: int, majority: Sequ
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     """Write each entry next to its completions, then all of the directory to ``results.json``, by a lock; its path."""
     results = directory / "results.json"
-    if results.exists() and not results.read_bytes().lstrip(b"{ \r\n").startswith(b'"results"'):
+    if results.exists() and not read_regular(results).lstrip(b"{ \r\n").startswith(b'"results"'):
         raise UsageError(f"{results} is not of an evaluation: move it, then run the command again.")
     with FileLock(directory / "results.lock"):
         for entry in entries:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gtpo.arguments import PromptArguments, Values, hub_name, stored_prompt
 from gtpo.errors import UsageError
-from gtpo.files import fingerprint
+from gtpo.files import fingerprint, read_regular
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import NOTE, resolve_model
@@ -74,7 +74,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
 def adapter_config(adapter: Path) -> Values:
     """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
-    config = json.loads(path.read_bytes())
+    config = json.loads(read_regular(path))
     is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
     if not is_lora or config.get("layer_replication") or _rank_of(config) > 4096:  # a stranger's could fill memory
         raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")

@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, hub_name
 from gtpo.errors import UsageError, first_line, nearest
+from gtpo.files import check_regular
 
 GB = 10**9
+MOST_LAYERS = 1000  # of a model, and of experts in a layer
 # Part of the package; named by the hash of its recipe.
 TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
 
@@ -119,10 +122,25 @@ def is_hub_id(model: str) -> bool:
 
 
 def check_model_files(directory: Path) -> None:
-    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code."""
+    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code, and named pipes."""
+    for path in directory.iterdir():
+        if not path.is_dir():
+            check_regular(path)
     pickled = sorted(directory.glob("*model*.bin"))
     if pickled and not any(directory.glob("*.safetensors")):
         raise UsageError(f"{pickled[0]} is a pickle, which can run code when it is loaded: expected safetensors.")
+
+
+def load_config(model: str, **source: Any) -> Any:
+    """The config of a model; UsageError for more layers or experts than MOST_LAYERS, which take hours to build."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    values, _ = PretrainedConfig.get_config_dict(model, **source)
+    for part in (values, *values.values()):  # text_config of a model that also reads images
+        for name, count in part.items() if isinstance(part, dict) else ():
+            if name.endswith(("layer", "layers", "experts")) and isinstance(count, int | float) and count > MOST_LAYERS:
+                raise UsageError(f"config.json of {model} has {name} {count:,}: expected at most {MOST_LAYERS:,}.")
+    return AutoConfig.from_pretrained(model, trust_remote_code=False, **source)
 
 
 def is_tiny(model: str | Path) -> bool:

@@ -12,7 +12,15 @@ from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, pre
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_index, gpu_is_available
-from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
+from gtpo.models.hub import (
+    TINY_BASE,
+    check_model_files,
+    check_model_name,
+    hub_is_reachable,
+    is_tiny,
+    load_config,
+    shipped_instead,
+)
 from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
@@ -43,6 +51,7 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
     if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
         atexit.register(distributed.destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
+        check_model_files(Path(settings.model.initial_adapter))
         policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)
     return policy, tokenizer
@@ -190,10 +199,10 @@ def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
 
 def load_tokenizer(path: str, source: Values, prompt: PromptArguments | None = None) -> tuple[Any, Any]:
     """The tokenizer of a model, ready for training and evaluation, and its config; ``source``: its options."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **source)
+        config = load_config(path, **source)
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
     except Exception as error:  # as in load_base
         raise why_not_loaded(path, error) from error
@@ -240,9 +249,10 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: int | None, prompt: Any) -> Loaded:
     from unsloth import FastLanguageModel
 
-    if Path(path).is_dir():
-        check_model_files(Path(path))
     try:
+        if Path(path).is_dir():
+            check_model_files(Path(path))
+            load_config(path)
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=path,
             trust_remote_code=False,
@@ -283,10 +293,8 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
 
 def _check_embedding_rows(model: Any, path: str) -> None:
     """Refuse an embedding that Unsloth resized to the tokenizer: the adapter would not fit the base on disk."""
-    from transformers import AutoConfig
-
     source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
+    config = load_config(source, local_files_only=True)
     rows = len(model.get_input_embeddings().weight)
     expected = config.get_text_config().vocab_size
     if rows != expected:

@@ -17,7 +17,7 @@ from gtpo.arguments import Settings, Values, alias_of, hub_name
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
-from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
+from gtpo.models.hub import GB, hub_is_reachable, is_hub_id, load_config
 
 Parts = dict[str, float]  # name of a part -> its bytes, or GiB
 GIB = 2**30
@@ -106,11 +106,9 @@ def scale_of(model: str) -> tuple[float, float]:
 
 def _read_config(model: str) -> Any:
     """The config.json of a Hub id or a local directory, that of its language model."""
-    from transformers import AutoConfig
-
     local = not is_hub_id(model) or not hub_is_reachable()
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
+        return load_config(model, local_files_only=local).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the config.json of {model!r}: {first_line(error)}") from error
 

@@ -182,8 +182,8 @@ def _read_groups(
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:
-    """So many of some files, from the first to the last; none through a link."""
-    own = [path for path in paths if not path.is_symlink()]
+    """So many of some files, from the first to the last; none through a link or a named pipe."""
+    own = [path for path in paths if path.is_file() and not path.is_symlink()]
     shown = min(count, len(own))
     spread = []
     for i in range(shown):

@@ -12,7 +12,7 @@ from typing import Any
 
 from gtpo.arguments import Values
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, fingerprint, read_own, read_yaml, remove, write_atomically
+from gtpo.files import apply_umask, fingerprint, read_own, read_regular, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class RunDirectory:
         """The settings as stored, empty without the file; raises as :func:`read_yaml`."""
         if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
             raise UsageError(f"{self.config} is a link: replace it with its target.")
-        return read_yaml(self.config, aliases=False) if self.config.is_file() else {}
+        return read_yaml(self.config, aliases=False) if self.config.exists() else {}
 
     def read_environment(self) -> Values:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
@@ -291,7 +291,7 @@ def write_manifest(checkpoint: Path) -> None:
 def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
     """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
     try:
-        files = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+        files = dict(json.loads(read_regular(checkpoint / MANIFEST)))
     except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     names = " ".join(files)

@@ -18,7 +18,7 @@ from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from helpers.weights import Weights, same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gtpo.arguments import GTPOArguments, ModelArguments
 from gtpo.files import fingerprint
@@ -32,6 +32,8 @@ from gtpo.models.load import (
     source_options,
     why_not_loaded,
 )
+from gtpo.models.memory import shape_of
+from gtpo.training.export import merge_adapter
 
 # ---- LoRA policies ----
 
@@ -226,6 +228,48 @@ def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Pa
         with refused("Python code"):
             load_base(str(model))
         (model / name).write_text(old)
+    assert not (tmp_path / "ran").exists()
+
+
+# A stranger's config.json: what it names, and where.
+HUGE = [
+    {"num_hidden_layers": 1_000_000},
+    {"num_hidden_layers": 1e6},
+    {"num_local_experts": 1001},
+    {"text_config": {"num_hidden_layers": 10**12}},
+]
+
+
+@pytest.mark.parametrize("change", HUGE, ids=str)
+def test_a_model_of_a_million_layers_is_refused_before_it_is_built(
+    change: dict[str, Any], model: Path, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch
+) -> None:
+    for cls in (AutoConfig, AutoModelForCausalLM):
+        monkeypatch.setattr(cls, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+    write_json(model / "config.json", json.loads((model / "config.json").read_text()) | change)
+    loads = [load_base, shape_of, lambda path: build_policy(ModelArguments(model=path), "unsloth", 0)]
+    for load in loads:
+        with refused(r"has num_\w+ 1,?0.*: expected at most 1,000"):
+            load(str(model))
+
+
+def test_a_merge_runs_no_code_of_the_base_or_the_adapter(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Even where a user has answered yes to Transformers' question."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    policy(model).save_pretrained(adapter := tmp_path / "adapter")
+    load_base(str(model))[1].save_pretrained(adapter)
+    (model / "theirs.py").write_text(code := f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (adapter / "theirs.py").write_text(code)
+    merge_adapter(adapter, str(model), tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+    tokenizer = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.T", None]}}
+    for path, change in (
+        (adapter / "tokenizer_config.json", tokenizer),
+        (model / "config.json", {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C"}}),
+    ):
+        write_json(path, json.loads(path.read_text()) | change)
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            merge_adapter(adapter, str(model), tmp_path / "merged")
     assert not (tmp_path / "ran").exists()
 
 
