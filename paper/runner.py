@@ -111,7 +111,7 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}
-    bar = tqdm(total=len(after), unit=" runs and evaluations")
+    bar = tqdm(total=len(after), unit="run")
     with bar, ThreadPoolExecutor(len(slots)) as pool:
         while order.is_active():
             futures |= {pool.submit(_in_a_free_slot, work, free, run): work for work in order.get_ready()}

@@ -17,7 +17,7 @@ from gtpo.processes import leave
 _training = False
 
 
-def run_script(main: Callable[[], None]) -> NoReturn:
+def run_script(main: Callable[[], object]) -> NoReturn:
     """Run a script's main and exit. An error is printed as one line; ``--debug`` shows the traceback instead.
 
     Exit codes: 2 for invalid input, and for other errors before the training; 1 for a run that had to stop; 130, 143,
@@ -93,7 +93,9 @@ def _exit(message: str, code: int) -> NoReturn:
     if "tqdm" in sys.modules:
         for bar in list(sys.modules["tqdm"].tqdm._instances):
             bar.close()  # otherwise it is drawn again over the message
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    print(f"{name}: {message}", file=sys.stderr)
     leave(code)
 
 
