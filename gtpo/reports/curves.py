@@ -232,10 +232,15 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(values) < LEAST_SEEDS or any(map(math.isnan, values)):
         return None
     mean = fmean(values)
-    freedom = len(values) - 1
+    half_width = half_width_of(stdev(values), len(values))
+    return Interval(mean, half_width, mean - half_width, mean + half_width)
+
+
+def half_width_of(deviation: float, count: int) -> float:
+    """Of the 95 % t-interval of the mean of ``count`` values, ``LEAST_SEEDS`` or more, with a standard deviation."""
+    freedom = count - 1
     quantile = 1.96 + (2.3723 + 2.82 / freedom) / freedom  # an expansion in 1 / freedom
     if freedom <= 30:
         quantile = STUDENT_T[freedom - 2]
-    spread = quantile * stdev(values)
-    half_width = spread / math.sqrt(len(values))  # in this order: the stored digits
-    return Interval(mean, half_width, mean - half_width, mean + half_width)
+    spread = quantile * deviation
+    return spread / math.sqrt(count)  # in this order: the stored digits

@@ -6,11 +6,13 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import Settings, Values
+from gtpo.files import fingerprint
 
 PACKAGES = [
     "torch",
@@ -24,6 +26,7 @@ PACKAGES = [
     "bitsandbytes",
     "wandb",
 ]
+TRAINER = ["configs", "gtpo/forward", "gtpo/grading", "gtpo/training", "gtpo_loss.py", "rewards.py"]
 
 
 def provenance() -> Values:
@@ -52,6 +55,43 @@ def git_revision() -> str | None:
         return subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+@cache
+def trainer_of(revision: str | None) -> str | None:
+    """A hash of the files of a commit that decide what a step computes; None if git has no such commit."""
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(["git", "ls-tree", str(revision), *TRAINER], cwd=root, capture_output=True).stdout
+    return hashlib.sha256(listed).hexdigest()[:16] if listed else None
+
+
+def why_unlike(first: Sequence[Any] | None, second: Sequence[Any] | None) -> str:
+    """Why two runs are no pair, by their origins; empty for one revision or trainer on the same kind of machine."""
+    if first == second:
+        return ""
+    if not (first and second):
+        return "of an unknown origin"
+    if first[1:3] != second[1:3]:
+        return f"of another machine, {first[1]}"
+    one, other = [origin[3] if origin[3:] else trainer_of(origin[0]) for origin in (first, second)]
+    return "" if one and one == other else f"of another trainer, revision {first[0]}"
+
+
+def hashes_of(words: Iterable[str]) -> dict[str, str]:
+    """A hash of each file of code or data, and each directory of a model, among the words of a command line."""
+    found = {}
+    for word in words:
+        name = word.rpartition(":")[0] if ".py:" in word else word
+        if os.path.isfile(name):  # a word may be too long for Path
+            found[name] = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        elif os.path.isfile(f"{name}/config.json"):
+            found[name] = str(_fingerprint(name))
+    return found
+
+
+@cache  # of gigabytes, for each run
+def _fingerprint(directory: str) -> str | None:
+    return fingerprint(directory)
 
 
 def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] | None) -> Values:
