@@ -112,7 +112,7 @@ endif
 
 # The comparison of methods on SmolLM2: hours on two cores, resumable.
 smol: $(WARM_START)/merged/model.safetensors
-	$(BIN)/python -m study smol
+	$(BIN)/python -m study compare smol
 
 $(WARM_START)/merged/model.safetensors: $(REAL_MODEL)/model.safetensors
 	$(BIN)/python examples/smol_data.py outputs/reproduce/smol/data

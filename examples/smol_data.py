@@ -1,4 +1,4 @@
-"""Write the data of `-m study smol`: short word problems, and imperfect solutions for the warm start of SmolLM2.
+"""Write the data of `study compare smol`: short word problems, and imperfect solutions for the warm start of SmolLM2.
 
 python examples/smol_data.py outputs/reproduce/smol/data
 """

@@ -1,11 +1,10 @@
 """What was studied with small models on a CPU; docs/reproduction.md has the results.
 
     python -m study compare --arms grpo gtpo my_objective.py:Mine --n_seeds 5     # objectives, paired by seed
+    python -m study compare --base my_model --set dataset=my_train.csv --benchmark my_test.csv   # your model and data
     python -m study compare missing_tags --list                   # a comparison of study/experiments.yaml
+    python -m study compare plain --arms my_objective.py:Mine     # your arm next to the stored runs of GRPO
     python -m study compare llama --gpus 0 1 --list               # a comparison on a GPU, with its hours
-    python -m study collapse                                      # GRPO and GTPO with the published optimizer
-    python -m study headroom                                      # GTPO and GRPO from the base of `--model tiny`
-    python -m study smol                                          # SmolLM2, hours (`make smol`)
     python -m study mechanism --only tiny                         # what one update of each objective does
     python -m study claim fig2_late_accuracy --seeds 21 22 23     # one claim; without a name: lists all
     python -m study page                                          # results/ and the generated pages
@@ -28,7 +27,7 @@ from paper.states import state_of, table
 from study import Words
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.claims import find_claims, report, work_of
-from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_line, write_page
+from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_text, write_page
 from study.mechanism import measure, policies_of
 from study.page import write_page as write_pages
 from study.rendering import render
@@ -46,7 +45,6 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, spec in read_experiments()["commands"].items():
         command = commands.add_parser(name, help=spec["help"], allow_abbrev=False)
-        command.set_defaults(name=spec.get("comparison"))
         for flag, options in spec["flags"].items():
             kind = {"type": int} if "type" in options else {}
             command.add_argument(flag, **{**options, **kind})
@@ -56,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
 def compare(flags: Flags) -> Words:
     """Plan, run and report a comparison; a message for each failure."""
     comparison = comparison_of(flags)
+    if comparison.is_own or not comparison.name:
+        from study.train import check  # it imports TRL
+
+        comparison.bases = check(comparison)
     if flags.plan:
         path = comparison.results / PLAN
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ def compare(flags: Flags) -> Words:
         print(f"{path}: commit it before the runs: git add --force {path}")
         return []
     seeds = numbers_of(flags.seeds) if flags.seeds else comparison.seeds
-    print(state_line(comparison, seeds), flush=True)
+    print(state_text(comparison, seeds), flush=True)
     if flags.list:
         return []
     refuse_dirty(flags.dirty)
@@ -81,9 +83,12 @@ def comparison_of(flags: Flags) -> Comparison:
     if not flags.name:
         given["set"] = settings_of(given.get("set", ()))
         return Comparison("", given, directory)
-    for key in given.keys() - {"seeds"}:
-        raise UsageError(f"--{key}: {flags.name} is planned in study/experiments.yaml; only --seeds may be given.")
-    return known_comparison(flags.name, directory)
+    for key in given.keys() - {"seeds", "arms"}:
+        planned = f"{flags.name} is planned in study/experiments.yaml"
+        raise UsageError(f"--{key}: {planned}; only --seeds and --arms may be given.")
+    if flags.arms and flags.plan:
+        raise UsageError(f"--plan: results/{flags.name}/{PLAN} has no arms of yours: remove --plan or --arms.")
+    return known_comparison(flags.name, directory, flags.arms or ())
 
 
 def page(flags: Flags) -> Words:

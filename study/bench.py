@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from gtpo.arguments import GTPOArguments, fields_of, name_of
+from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, name_of
 from gtpo.cli.flags import annotations_of
+from gtpo.data.tables import short_name_of
 from gtpo.errors import UsageError, nearest
-from gtpo.files import read_yaml
+from gtpo.evaluation.arguments import DATA_FLAGS
+from gtpo.files import fingerprint, read_yaml
 from gtpo.grading.user_functions import import_named
 from gtpo.runs.directory import OUTPUTS, RunDirectory, to_argv
 from paper.matrix import Evaluation, Experiment
@@ -20,6 +22,7 @@ from study import SETTINGS, Row, Seeds, Values, Words
 from study.comparison import rate_rows
 
 RESULTS = Path("results")
+OF_PRESET = "preset"  # the rate of a base of your own, where no other is given
 Runs = Sequence[Experiment]
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
 
@@ -64,23 +67,38 @@ class Base(NamedTuple):
     """A model that every arm starts from.
 
     Attributes:
+        title: Of its panels.
+        spread: Measure -> the standard deviation over pairs of a stored comparison, which is ``of``.
+        minutes_per_100_steps: And ``seconds_per_sample``; 0 if they are not known.
+        max_new_tokens: None: as many as in training.
         with_measures: Whether the metrics of :mod:`study.train` are logged.
         x: What differs between several bases, for a slope.
+        weights: A hash of the files of a user's directory.
     """
 
     name: str
     settings: Values
     benchmark: str
     problems: int
-    max_new_tokens: int
-    minutes_per_100_steps: float
-    seconds_per_sample: float
+    title: str
+    spread: Values
+    max_new_tokens: int | None = None
+    minutes_per_100_steps: float = 0.0
+    seconds_per_sample: float = 0.0
     with_measures: bool = True
     x: float | None = None
+    weights: str | None = None
 
     @property
     def benchmark_name(self) -> str:
-        return Path(self.benchmark).stem
+        return short_name_of(self.benchmark, BENCHMARK_TITLES)
+
+    def timed(self, results: Results) -> "Base":
+        """With the minutes of the runs that are there, for a base that has no estimate."""
+        if self.minutes_per_100_steps or "step_time" not in results.metrics:
+            return self
+        seconds = float(results.metrics["step_time"].mean())
+        return self._replace(minutes_per_100_steps=seconds * 100 / 60)
 
 
 class Comparison(SimpleNamespace):
@@ -96,39 +114,35 @@ class Comparison(SimpleNamespace):
         measures: The planned ones of the primary differences first.
         window: Steps of the trailing mean.
         directory: Of the runs, and of page and figure.
+        is_own: Whether the arms are a user's next to the first one of a planned comparison, whose stored runs count.
         repeats: Whether runs that are stored in results/ are made again, in a directory that was named.
         results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
-    def __init__(self, name: str, given: Values, directory: Path | None = None) -> None:
+    def __init__(self, name: str, given: Values, directory: Path | None = None, is_own: bool = False) -> None:
         spec = read_experiments()["defaults"] | given
         super().__init__(**spec)
         self.name = name
+        self.is_own = is_own
         self.arms = arms_of(spec["arms"])
         self.bases = bases_of(spec)
+        if "rates" not in given and any(base.name not in read_experiments()["bases"] for base in self.bases):
+            self.rates = [OF_PRESET]
         self.seeds = numbers_of(spec["seeds"] or [f"1-{self.n_seeds}"])
         last = max(self.seeds)
         later = range(last + 1, last + 4)
         self.rate_seeds = numbers_of(spec["rate_seeds"] or later)
-        is_chosen_on_them = {*self.seeds} & {*self.rate_seeds}
-        if len(self.rates) > 1 and is_chosen_on_them:
+        if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.settings_of: Row = {}
-        unknown = {*self.set}
-        for arm in self.arms:
-            own = {key: value for key, value in self.set.items() if arm.has(key)}
-            self.settings_of[arm.name] = own
-            unknown -= own.keys()
-        for key in unknown:
+        self.settings_of = {arm.name: {key: self.set[key] for key in self.set if arm.has(key)} for arm in self.arms}
+        for key in self.set.keys() - set().union(*self.settings_of.values()):
             raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
         self.run_names = [arm.run_name(rate) for arm, rate in product(self.arms, self.rates)]
         self.planned = [row["measure"] for row in self.primary]
-        every = dict.fromkeys([*self.planned, *spec["measures"]])
-        self.measures = [*every]
-        sixth = max(1, self.steps // 6)
-        self.window = spec["window"] or min(50, sixth)
-        self.directory = directory or OUTPUTS / "study" / (name or "compare")
-        self.repeats = not name or directory is not None
+        self.measures = [*dict.fromkeys([*self.planned, *spec["measures"]])]
+        self.window = spec["window"] or min(50, max(1, self.steps // 6))
+        self.directory = directory or OUTPUTS / "study" / ((name or "compare") + "-own" * is_own)
+        self.repeats = not name or (directory is not None and not is_own)
         self.is_shared = spec["results"] is not None
         self.results = RESULTS / (spec["results"] or name) if name else self.directory
 
@@ -152,7 +166,7 @@ class Comparison(SimpleNamespace):
             **arm.settings,
             "adam_beta1": beta1,
             "adam_beta2": beta2,
-            "learning_rate": rate,
+            **({} if rate == OF_PRESET else {"learning_rate": rate}),
             "max_steps": self.steps,
             "save_steps": max(1, self.steps // 2),
             **self.settings_of[arm.name],
@@ -180,6 +194,11 @@ class Comparison(SimpleNamespace):
         """Some runs from a base on held-out problems: four samples of each, and greedily."""
         found = []
         place = self.place(base)
+        shared: Row = {}
+        if base.benchmark not in BENCHMARK_TITLES:  # its columns are called as those of the training rows
+            shared |= {key: value for key, value in self.set.items() if key in DATA_FLAGS}
+        if base.max_new_tokens:
+            shared["max_new_tokens"] = base.max_new_tokens
         for suffix, k, temperature in (("", 4, 1.0), (GREEDY, 1, 0.0)):
             directory = place / f"evaluation{suffix}"
             sampling = {
@@ -187,8 +206,8 @@ class Comparison(SimpleNamespace):
                 "k": k,
                 "temperature": temperature,
                 "limit": base.problems,
-                "max_new_tokens": base.max_new_tokens,
                 "output_dir": str(directory),
+                **shared,
             }
             flags = tuple(to_argv(sampling))
             log = place / "logs" / f"evaluate{suffix}.log"
@@ -224,9 +243,15 @@ class Comparison(SimpleNamespace):
 # From names and flags
 
 
-def known_comparison(name: str, directory: Path | None = None) -> Comparison:
-    """A comparison of study/experiments.yaml."""
-    return Comparison(name, pick("comparison", name, known_comparisons()), directory)
+def known_comparison(name: str, directory: Path | None = None, arms: Words = ()) -> Comparison:
+    """A comparison of study/experiments.yaml; with ``arms`` its first arm and these instead of the planned ones."""
+    spec = pick("comparison", name, known_comparisons())
+    if not arms:
+        return Comparison(name, spec, directory)
+    planned = dict.fromkeys(spec["arms"]) | (spec["arms"] if isinstance(spec["arms"], dict) else {})
+    first = next(iter(planned))
+    own = {"predictions": [], "arms": {word: planned.get(word) for word in (first, *arms)}}
+    return Comparison(name, spec | own, directory, is_own=True)
 
 
 def known_comparisons() -> Row:
@@ -237,18 +262,25 @@ def known_comparisons() -> Row:
 
 
 def arms_of(words: Any) -> list[Arm]:
-    """Arms by their names in study/experiments.yaml, or of a user, ``my_objective.py:Mine``; with names of runs."""
+    """Arms by their names in study/experiments.yaml, with names of runs.
+
+    Or of a user: ``my_objective.py:Mine``, or a YAML file, which gives its objective alone, and is GTPO's if its name
+    begins so.
+    """
     found = []
+    known = read_experiments()
     for number, word in enumerate(words):
-        name = word.replace("/", "-").replace(".py:", "-")
-        runs = name + "-{rate}"
-        if isinstance(words, dict):
-            runs = words[word]
+        name = word.removesuffix(".yaml").replace("/", "-").replace(".py:", "-")
+        runs = (words[word] if isinstance(words, dict) else None) or name + "-{rate}"
+        color = OTHER_COLORS[number % len(OTHER_COLORS)]
         if ":" in word:
-            color = OTHER_COLORS[number % len(OTHER_COLORS)]
             arm = Arm(name, runs, "grpo", name, color, {"objective": word})
+        elif Path(word).suffix == ".yaml":
+            settings = {key: value for key, value in read_yaml(word).items() if name_of(key) not in known["shared"]}
+            title = Path(word).stem
+            arm = Arm(name, runs, "gtpo" if title.startswith("gtpo") else "grpo", title, color, settings)
         else:
-            arm = Arm(name, runs, **pick("arm", word, read_experiments()["arms"]))
+            arm = Arm(name, runs, **pick("arm", word, known["arms"]))
         found.append(arm)
     return found
 
@@ -260,10 +292,20 @@ def settings_of_all() -> set[str]:
 
 
 def bases_of(spec: Values) -> list[Base]:
-    """The bases of a comparison, by their names in study/experiments.yaml."""
+    """The bases of a comparison, by their names in study/experiments.yaml, or a user's directory or Hub id."""
     known = read_experiments()["bases"]
     given = {key: spec[key] for key in ("benchmark", "problems") if spec[key]}
-    return [Base(word, **{**pick("base", word, known), **given}) for word in spec["base"]]
+    found = []
+    for word in spec["base"]:
+        if word in known or not ("/" in word or Path(word).is_dir()):
+            found.append(Base(word, **{**pick("base", word, known), **given}))
+            continue
+        if not spec["benchmark"]:
+            raise UsageError(f"--base {word}: add --benchmark with held-out problems, as gsm8k or my_test.csv.")
+        name = Path(word).name
+        own = {"settings": {"model": word}, "title": name, "weights": fingerprint(word)}
+        found.append(Base(name, **{**read_experiments()["own"], **given, **own}))
+    return found
 
 
 def pick(kind: str, word: str, known: Values) -> Any:

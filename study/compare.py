@@ -1,10 +1,9 @@
 """What a comparison of objectives has found: differences paired by seed, runs that were lost, a page with a figure."""
 
-import hashlib
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
@@ -16,20 +15,21 @@ import numpy as np
 
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
-from gtpo.reports.curves import add_legend, grid
-from gtpo.runs.provenance import git_revision
+from gtpo.reports.curves import LEAST_SEEDS, add_legend, grid, half_width_of
+from gtpo.runs.provenance import git_revision, hashes_of, provenance, why_unlike
 from paper.figures import LABELS, WIDTH, plot_curves
-from paper.matrix import Evaluation
-from paper.results import GREEDY, Results, Run, read_results
+from paper.matrix import Evaluation, Experiment
+from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
 from study import Numbers, Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison, Runs
 from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
-from study.storage import origins_in, read_json, read_origins
+from study.storage import origin_of, origins_in, read_json, read_origins
 
 PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
+TABLE = ("pass@1 sampled", "pass@1 greedy", "formatting late", "entropy late", "step_time mean")
 
 
 class Found(NamedTuple):
@@ -47,16 +47,14 @@ class Found(NamedTuple):
     def pair(self, comparison: Comparison, arm: Arm) -> Pair:
         """An arm and the first one, at the seeds that both have from one revision and machine."""
         names = [self.name(comparison.arms[0]), self.name(arm)]
-        same = []
-        mixed = 0
+        same: list[int] = []
+        mixed: list[int] = []
         for seed in comparison.seeds:
-            if {(name, seed) for name in names} <= self.results.runs.keys():
-                labels = [f"{name}-s{seed}" for name in names]
-                first, second = map(self.origins.get, labels)
-                if first == second:
-                    same.append(seed)
-                mixed += first != second
-        return Pair(self.results, names, same, comparison.window, self.base.benchmark_name, self.base.name, mixed)
+            if all((name, seed) in self.results.runs for name in names):
+                origins = [self.origins.get(f"{name}-s{seed}") for name in names]
+                (mixed if why_unlike(*origins) else same).append(seed)
+        window, base = comparison.window, self.base
+        return Pair(self.results, names, same, window, base.benchmark_name, base.name, len(mixed))
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
@@ -80,11 +78,17 @@ def every_found(comparison: Comparison) -> list[Found]:
 
 
 class Works(NamedTuple):
-    """The runs and evaluations of a comparison, and the number of runs that are stored in results/."""
+    """The runs and evaluations of a comparison.
+
+    Attributes:
+        stored: How many runs are taken from results/.
+        again: Why stored runs make no pairs with those of here, and are made again.
+    """
 
     runs: Runs
     evaluations: list[Evaluation]
     stored: int
+    again: Words
 
 
 def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Values]) -> Words:
@@ -100,59 +104,69 @@ def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Values]
 def works_of(comparison: Comparison, seeds: Seeds) -> Works:
     """All arms of a seed before the next seed; of an arm without a rate the runs that choose it.
 
-    A seed of which all runs are stored in results/ is left out, unless ``--output_dir`` names a place to repeat it.
+    A run that is stored in results/ is left out, unless ``--output_dir`` names a place to repeat it, or it makes no
+    pair with one of its seed that is missing: it is of another machine or trainer, and made again.
     """
-    runs = []
+    runs: list[Experiment] = []
     evaluations = []
-    needed = 0
+    again: list[str] = []
+    stored = 0
+    here = origin_of(provenance())
     for base in comparison.bases:
-        rates = found_of(comparison, base).rates
-        compared = []
-        choosing = []
+        found = found_of(comparison, base)
+        base = base.timed(found.results)
+        every: list[Experiment] = []
         for arm in comparison.arms:
-            if arm.name in rates:
-                compared += comparison.runs(base, [arm], [rates[arm.name]], seeds)
+            if arm.name in found.rates:
+                every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
             else:
-                choosing += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
+                every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
-        needed += len(compared) + len(choosing)
-        left = _left(compared, condensed)
-        runs += [*left, *_left(choosing, condensed)]
-        if left:
-            evaluations += comparison.evaluations(base, left)
+        missing = [run for run in every if (run.name, run.seed) not in condensed or run.run.path.exists()]
+        incomplete = {run.seed for run in missing}.intersection(seeds)
+        others = [run for run in every if run not in missing and run.seed in incomplete]
+        whys = {run: why_unlike(found.origins.get(run.label), here) for run in others}
+        again += sorted({f"{run.name} is run again: stored runs are {why}" for run, why in whys.items() if why})
+        left = [run for run in every if whys.get(run, run in missing)]
+        runs += left
+        stored += len(every) - len(left)
+        if compared := [run for run in left if run.seed in seeds]:
+            evaluations += comparison.evaluations(base, compared)
     runs.sort(key=attrgetter("seed"))
-    return Works(runs, evaluations, needed - len(runs))
+    return Works(runs, evaluations, stored, again)
 
 
-def _left(runs: Runs, condensed: Collection[Run]) -> Runs:
-    """The runs of the seeds of which a run is not stored, or is also here, perhaps without its scores."""
-    seeds = {run.seed for run in runs if (run.name, run.seed) not in condensed or run.run.path.exists()}
-    return [run for run in runs if run.seed in seeds]
+def state_text(comparison: Comparison, seeds: Seeds) -> str:
+    """What the comparison will take, what is finished, and what difference its seeds can show."""
+    tables = [table_of(comparison, found) for found in every_found(comparison)]
+    return render("state.txt", page_values(comparison, tables) | works_of(comparison, seeds)._asdict())
 
 
-def state_line(comparison: Comparison, seeds: Seeds) -> str:
-    """What the comparison will take: runs, those that are finished, and hours of one core or GPU that remain."""
-    return render("state.txt", {"comparison": comparison, **works_of(comparison, seeds)._asdict()})
+def page_values(comparison: Comparison, tables: Sequence[Row]) -> Row:
+    """``unit``: the half width of an interval of these seeds for pairs with a standard deviation of 1."""
+    unit = half_width_of(1, max(LEAST_SEEDS, len(comparison.seeds)))
+    return {"comparison": comparison, "tables": tables, "unit": unit}
 
 
 def check_commands(comparison: Comparison, runs: Runs) -> None:
     """UsageError if a run in the directory was made by another command: it would be taken for this one.
 
-    commands.json has the command of each run, with the digest of a file of the user's that is a part of it.
+    commands.json has the command of each run, then a hash of each file and model of the user's that it names.
     """
     path = comparison.directory / COMMANDS
     stored = read_json(path)
     for run in runs:
-        words = list(run.argv)
-        for word in run.argv:
-            file, _, _ = word.rpartition(":")
-            if file.endswith(".py"):
-                words.append(hashlib.sha256(Path(file).read_bytes()).hexdigest())
+        argv = [*run.argv]
+        words = argv + [f"{name}#{digest}" for name, digest in hashes_of(argv[argv.index("--model") :]).items()]
         place = run.run.path
         before: Words = stored.get(place.as_posix(), words)
-        if place.exists() and before != words:
-            other = " ".join((Counter(before) - Counter(words)).elements())
-            raise UsageError(f"{place} was made with other settings ({other}): name another --output_dir.")
+        gone = [word for word in (Counter(before) - Counter(words)).elements() if len(word) != 64]  # a hash of before
+        if place.exists() and (gone or before[: len(argv)] != argv):
+            changed = [word.partition("#")[0] for word in gone if "#" in word]
+            why = f"was made with other settings ({' '.join(gone)})"
+            if changed:
+                why = f"was made with another {changed[0]}, which has changed since"
+            raise UsageError(f"{place} {why}: name another --output_dir.")
         stored[place.as_posix()] = words
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(stored, indent=1))
@@ -167,23 +181,22 @@ def refuse_dirty(allowed: bool) -> None:
 # What was found
 
 
-def slope_row(x: Numbers, pairs: Sequence[Pair], measure: str) -> Row:
-    """The slope of a difference over the ``x`` of the bases, per seed that has all of them."""
+def by_seed(pairs: Sequence[Pair], measure: str) -> list[Numbers]:
+    """The differences from all bases, a row for each seed that has all of them."""
     by_base = [pair.differences(measure) for pair in pairs]
-    slopes = []
-    for seed in sorted(set.intersection(*map(set, by_base))):
-        slope, _ = np.polyfit(x, [differences[seed] for differences in by_base], 1)
-        slopes.append(float(slope))
+    shared = sorted(set.intersection(*map(set, by_base)))
+    return [[differences[seed] for differences in by_base] for seed in shared]
+
+
+def slope_row(x: Numbers, pairs: Sequence[Pair], measure: str) -> Row:
+    """The slope of a difference over the ``x`` of the bases."""
+    slopes = [float(np.polyfit(x, row, 1)[0]) for row in by_seed(pairs, measure)]
     return compare(slopes) | {"means": [], "where": "slope over x"}
 
 
 def pooled_row(pairs: Sequence[Pair], measure: str, bound: float) -> Row:
-    """The mean of a difference over the bases, per seed that has all of them; p is of its distance from a bound."""
-    by_base = [pair.differences(measure) for pair in pairs]
-    means = []
-    for seed in sorted(set.intersection(*map(set, by_base))):
-        means.append(fmean(differences[seed] for differences in by_base))
-    row = compare([mean - bound for mean in means])
+    """The mean of a difference over the bases; p is of its distance from a bound."""
+    row = compare([fmean(differences) - bound for differences in by_seed(pairs, measure)])
     if row["mean"] is not None:
         row["mean"] += bound
     return row | {"means": [], "where": "mean over bases", "bound": bound}
@@ -193,7 +206,7 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
     """The planned differences; Holm's correction is over all of them."""
     rows = []
     for primary, arm in product(comparison.primary, comparison.arms[1:]):
-        if arm.name not in primary.get("arms", [arm.name]):
+        if not comparison.is_own and arm.name not in primary.get("arms", [arm.name]):
             continue
         measure = primary["measure"]
         pairs = [found.pair(comparison, arm) for found in every]
@@ -226,7 +239,7 @@ def table_of(comparison: Comparison, found: Found) -> Row:
             "seeds": len(pair.seeds),
             "mixed": pair.mixed,
             "lost": pair.lost(has_fallen),
-            "measures": {name: pair.row(name) for name in comparison.measures},
+            "measures": {name: pair.row(name) for name in (*comparison.measures, *TABLE)},
         }
         rows.append(row)
     return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
@@ -259,16 +272,15 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
     every = every_found(comparison)
     origins = [origin for found in every for origin in found.origins.values()]
     revisions = sorted({str(revision) for revision, *_ in origins})
-    machines = {str(machine) for _, *machine in origins}
+    machines = {str(origin[1:3]) for origin in origins}
     values = {
-        "comparison": comparison,
         "lost": LOST,
         "primary": primary_rows(comparison, every),
-        "tables": [table_of(comparison, found) for found in every],
         "command": command,
         "revisions": revisions,
         "machines": len(machines),
         "plan": plan_state(comparison, revisions),
+        **page_values(comparison, [table_of(comparison, found) for found in every]),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_figure(comparison, every, directory / FIGURE)
@@ -279,7 +291,7 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
 def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> None:
     """A column per base, a row per metric, or a row of a single base.
 
-    Colour is the arm; line and band are the mean over seeds and its interval.
+    Colour is the arm, named with its rate where they differ; line and band are the mean over seeds and its interval.
     """
     panels = comparison.panels
     rows, columns = len(panels), len(every)
@@ -287,11 +299,13 @@ def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> 
         rows, columns = columns, rows
     figure, axes = grid(rows, columns, width=WIDTH / min(3, columns), height=2.4)
     for found, column in zip(every, axes.reshape(len(panels), -1).T, strict=True):
-        column[0].set_title(found.base.name, loc="left", fontsize=10)
+        column[0].set_title(found.base.title, loc="left", fontsize=10)
+        rates_differ = len({*found.rates.values()}) > 1
         for metric, axis in zip(panels, column, strict=True):
             axis.set(xlabel="training step", ylabel=LABELS[metric])
             for arm in comparison.arms:
                 curves = found.results.smoothed(found.name(arm), metric, comparison.window)
-                plot_curves(axis, arm.label, curves, {"color": arm.color, "linewidth": 1.6})
+                label = f"{arm.label} at {found.rates[arm.name]}" if rates_differ else arm.label
+                plot_curves(axis, label, curves, {"color": arm.color, "linewidth": 1.6})
     add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
     write_atomically(path, partial(figure.savefig, dpi=100, format="png"))

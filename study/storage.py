@@ -4,15 +4,17 @@ import json
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gtpo.files import write_atomically
+from gtpo.runs.provenance import trainer_of
 from paper.matrix import Experiment
 from paper.results import METRICS_FILE, SCORES_FILE, Results, Run, read_results
 from study import Row, Words
 from study.measures import rounded
 
 ORIGINS = "origins.json"
-ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json
+ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json; the trainer follows
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
@@ -57,16 +59,21 @@ def condense(results: Results, directory: Path, metrics: Words) -> None:
 
 
 def origins_in(directory: Path) -> Row:
-    """Label of each run below a directory -> its revision and machine: a pair of two origins is not compared."""
+    """Label of each run below a directory -> its origin: revision, platform, cores, trainer."""
     found = {}
     for path in sorted(directory.glob("*/environment.json")):
-        environment = read_json(path)
-        found[path.parent.name] = [environment.get(key) for key in ORIGIN_KEYS]
+        found[path.parent.name] = origin_of(read_json(path))
     return found
 
 
+def origin_of(environment: Row) -> list[Any]:
+    """From the content of environment.json."""
+    origin = [environment.get(key) for key in ORIGIN_KEYS]
+    return [*origin, trainer_of(origin[0])]
+
+
 def read_origins(directory: Path) -> Row:
-    """:func:`origins_in` of condensed runs; empty if they were stored without it."""
+    """:func:`origins_in` of condensed runs, of earlier ones without the trainer; empty if they were stored without."""
     return read_json(directory / ORIGINS)
 
 

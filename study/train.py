@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo.arguments import GTPOArguments
-from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.arguments import GTPOArguments, Settings
+from gtpo.cli.parse import load_backend_from_flags, parse, parse_evaluation
 from gtpo.runs.script import run_script
 from study import SETTINGS, Row, Words
+from study.bench import Base, Comparison
 from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 
@@ -41,16 +42,48 @@ def with_measures(trainer: Any, tags: Words) -> Any:
     return Measured
 
 
-def main() -> None:
+def check(comparison: Comparison) -> list[Base]:
+    """Read all that the runs and evaluations will read, so that no mistake is found after hours of training.
+
+    Returns:
+        The bases, with the length of completions in training for those that have none for the evaluation.
+
+    Raises:
+        UsageError: For a base, arm, setting, reward, column or benchmark that cannot be used.
+    """
+    from gtpo.evaluation.arguments import EvaluationArguments
+    from gtpo.evaluation.jobs import load_problems, select_benchmarks
+
+    found = []
+    given = sys.argv
+    try:
+        for base in comparison.bases:
+            evaluation, _ = comparison.evaluations(base, [])
+            flags, _ = parse_evaluation(EvaluationArguments, evaluation.flags)
+            for name, source in select_benchmarks(flags).items():
+                load_problems(name, source, flags)
+            for arm in comparison.arms:
+                [run] = comparison.runs(base, [arm], comparison.rates[:1], comparison.seeds[:1])
+                words = run.argv[2 * base.with_measures :]  # without -m study.train
+                sys.argv = ["study", *words, "--output_dir", str(run.run.path.with_name("checked"))]
+                settings = main(only_read=True)
+            found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
+    finally:
+        sys.argv = given
+    return found
+
+
+def main(only_read: bool = False) -> Settings:
+    """Train; or only read what the command line names and check that the run can start."""
     method = sys.argv.pop(1)[6:10]  # of train_grpo.py or train_gtpo.py
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
-    backend = load_backend_from_flags(method, classes)
+    backend = "" if only_read else load_backend_from_flags(method, classes)
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer, GTPOTrainer
     from gtpo.data.load import load_rows
     from gtpo.grading.user_functions import load_rewards
-    from gtpo.models.load import load_policy
+    from gtpo.models.load import load_policy, load_tokenizer, resolve_model, source_options
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
     from gtpo.training.objective import load_objective
@@ -62,6 +95,11 @@ def main() -> None:
     rows, _ = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
     checkpoint = check_run(settings, rows)
+    if only_read:
+        kind.check_settings(settings.trainer)
+        path = resolve_model(settings.model.model)
+        load_tokenizer(path, source_options(path), settings.prompt)
+        return settings
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
     options = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
@@ -69,6 +107,7 @@ def main() -> None:
         options["gtpo"] = settings.gtpo
     measured = with_measures(kind, settings.prompt.format_tags)
     run(measured(policy, rewards, settings.trainer, **options), settings, checkpoint)
+    return settings
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ OTHER_PROGRAMS = {
     "plan",
     "rates",
     "base",
+    "set",
     "jobs",  # of study compare
     "signal",  # of Slurm
 }

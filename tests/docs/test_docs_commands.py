@@ -82,11 +82,14 @@ def folder(tmp_path_factory: TempPathFactory, tiny: Path) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     rows = '{"prompt": "How much is 2 + 3?", "answer": "5"}\n{"prompt": "How much is 2 + 4?", "answer": "6"}\n'
     (folder / "my_rows.jsonl").write_text(rows)
-    (folder / "my_test.csv").write_text("prompt,answer\nHow much is 2 + 3?,5\n")
+    for name in ("my_train.csv", "my_test.csv"):
+        (folder / name).write_text("prompt,answer\nHow much is 2 + 3?,5\n")
     (folder / "my_objective.py").write_text("from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n")
     (folder / "my_reward.py").write_text("def concise(completions, **columns):\n    return [0.0] * len(completions)\n")
     (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "tiny-model").symlink_to(tiny)
+    (folder / "gtpo").symlink_to(ROOT / "gtpo")  # the study runs in the root of a clone
+    for name in ("tiny-model", "my_model"):
+        (folder / name).symlink_to(tiny)
     shutil.copytree(ROOT / "tests/stored/run_of_eada378", folder / "outputs/RUN")
     config = folder / "outputs/RUN/config.yaml"
     config.write_text(config.read_text().replace("letters.py:letters", "accuracy"))  # a file that is not there

@@ -1,6 +1,9 @@
 """``python -m study compare``: what it runs, skips and refuses, and what its page says, by hand."""
 
+import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,24 @@ from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.scripts import ROOT
 
+from gtpo.runs.provenance import git_revision, trainer_of, why_unlike
 from study import rendering
+from study.__main__ import comparison_of, parser
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
     Found,
+    check_commands,
     plan_state,
     plan_text,
     primary_rows,
     refuse_dirty,
-    state_line,
+    state_text,
     table_of,
     works_of,
     write_page,
 )
 from study.storage import condense
+from study.train import check
 
 TABLES = tables_of(__file__)
 
@@ -93,7 +100,7 @@ def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
-    runs, evaluations, stored = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
+    runs, evaluations, stored, _ = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4 and stored == 0
     assert [(work.benchmark, len(work.experiments)) for work in evaluations[:2]] == [
         ("arithmetic", 4),
@@ -109,8 +116,12 @@ def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(here: Pat
     works = works_of(Comparison("mine", TWO), [1, 2, 3])
     assert [run.label for run in works.runs] == [f"{arm}-0.3e-3-s{seed}" for seed in (2, 3) for arm in ("grpo", "gtpo")]
     assert {run.seed for run in works.evaluations[0].experiments} == {2, 3} and works.stored == 2
-    line = state_line(Comparison("mine", TWO), [1, 2, 3])
-    assert line.startswith("6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 0.0 hours")
+    line = state_text(Comparison("mine", TWO), [1, 2, 3])
+    assert line.startswith(
+        "6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 1 minutes of one core"
+    )
+    assert "\n  wrong-mode, grpo-0.3e-3: 0 of 2\n  wrong-mode, gtpo-0.3e-3: 0 of 2\n" in line
+    assert "grpo-0.3e-3 is run again: stored runs are of an unknown origin" in line
     assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
@@ -139,6 +150,169 @@ def test_unknown_names(changes: dict[str, Any], message: str) -> None:
         compared(**changes)
 
 
+# Your model, arms and data
+
+
+def own(**changes: Any) -> Comparison:
+    """A comparison from the base in ``here``/models/mine, with columns of another name."""
+    Path("models/mine").mkdir(parents=True, exist_ok=True)
+    Path("models/mine/config.json").write_text("{}")
+    given = {"base": ["models/mine"], "benchmark": "my_test.csv", "set": {"prompt_column": "question"}}
+    return compared(**given | changes)
+
+
+def test_a_base_of_your_own_has_the_settings_of_its_preset(here: Path) -> None:
+    """No rate unless it is given; the benchmark has the columns of the training rows; the plan has its weights."""
+    comparison = own()
+    [base] = comparison.bases
+    argv = comparison.run(base, comparison.arms[1], comparison.rates[0], 3).argv
+    assert argv[:3] == ("train_gtpo.py", "--model", "models/mine") and "--learning_rate" not in argv
+    assert "--prompt_column" in argv and comparison.run_names == ["grpo-preset", "gtpo-preset"]
+    flags = comparison.evaluations(base._replace(max_new_tokens=24), [])[0].flags
+    words = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert (words["--benchmarks"], words["--prompt_column"], words["--max_new_tokens"]) == (
+        "my_test.csv",
+        "question",
+        "24",
+    )
+    plan = plan_text(comparison)
+    assert f"mine (`models/mine`, weights {base.weights})" in plan and "that of the preset" in plan
+    Path("models/mine/config.json").write_text('{"hidden_size": 8}')
+    assert plan_text(compared(base=["models/mine"], benchmark="my_test.csv", set=comparison.set)) != plan
+    assert "--learning_rate" in own(rates=["1e-5"]).run(base, comparison.arms[0], "1e-5", 3).argv
+    with refused("--base owner/name: add --benchmark with held-out problems"):
+        compared(base=["owner/name"])
+
+
+def test_the_time_of_a_base_of_your_own_is_that_of_its_runs(here: Path) -> None:
+    [base] = own().bases
+    metrics = {"grpo-preset": {1: [{"step": step, "step_time": 3.0} for step in (1, 2)]}}
+    assert base.timed(results_of(metrics)).minutes_per_100_steps == 5.0
+    assert base.timed(results_of({})).minutes_per_100_steps == 0.0
+    assert "the first run tells how long the others take" in state_text(own(), [1])
+
+
+@pytest.mark.parametrize(("name", "method", "kept"), TABLES["baselines"])
+def test_an_arm_is_a_file_of_settings(name: str, method: str, kept: dict[str, Any]) -> None:
+    """Without what all arms share: rate, batch, steps."""
+    arm = compared(arms=["grpo", str(ROOT / f"configs/baselines/{name}.yaml")]).arms[1]
+    assert (arm.method, arm.label, arm.settings) == (method, name, kept)
+
+
+def origin(trainer: str | None = "t", revision: str = "a", machine: str = "linux") -> list[Any]:
+    return [revision, machine, 2, trainer]
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (origin(), ""),
+        (origin(revision="b"), ""),
+        (origin("other"), "of another trainer, revision a"),
+        (origin(None, "b"), "of another trainer, revision b"),
+        (origin(machine="mac"), "of another machine, mac"),
+        (["b", "linux", 2], "of another trainer, revision b"),  # git does not know it
+        (None, "of an unknown origin"),
+    ],
+)
+def test_which_stored_runs_make_a_pair(stored: list[Any] | None, expected: str) -> None:
+    assert why_unlike(stored, origin()) == expected
+
+
+def test_the_trainer_of_a_revision() -> None:
+    """Older results have their revision only."""
+    [trainer] = {trainer_of("HEAD"), trainer_of(str(git_revision()).removesuffix("-dirty"))}
+    assert re.fullmatch("[0-9a-f]{16}", str(trainer))
+    assert trainer_of("HEAD-dirty") is trainer_of(None) is None
+
+
+@pytest.mark.parametrize(("machine", "count"), [("linux", 3), ("mac", 6)])
+def test_your_arm_is_compared_with_the_stored_runs(
+    machine: str, count: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Your arm alone runs where GRPO's stored runs are of this machine and trainer, else GRPO again."""
+    monkeypatch.setitem(read_experiments()["comparisons"], "mine", TWO | {"seeds": [1, 2, 3]})
+    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
+    place = Path("results/mine/wrong-mode")
+    condense(results_of({"grpo-0.3e-3": {seed: run(40) for seed in (1, 2, 3)}}), place, ["accuracy"])
+    origins = {f"grpo-0.3e-3-s{seed}": origin(revision="b", machine=machine) for seed in (1, 2, 3)}
+    (place / "origins.json").write_text(json.dumps(origins))
+    comparison = known_comparison("mine", None, ["grpo", "mine.py:Mine"])
+    assert [arm.name for arm in comparison.arms] == ["grpo", "mine-Mine"]
+    works = works_of(comparison, comparison.seeds)
+    assert len(works.runs) == count and {run.name for run in works.runs[:2]} >= {"mine-Mine-0.3e-3"}
+    assert len(works.evaluations[0].experiments) == count
+    again = ["grpo-0.3e-3 is run again: stored runs are of another machine, mac"]
+    assert works.again == (again if machine == "mac" else [])
+    assert works.runs[0].run.path.parent == Path("outputs/study/mine-own/wrong-mode")
+    with refused("--set: mine is planned in study/experiments.yaml; only --seeds and --arms may be given"):
+        comparison_of(parser().parse_args(["compare", "mine", "--set", "G=4"]))
+    with refused("--plan: results/mine/plan.md has no arms of yours"):
+        comparison_of(parser().parse_args(["compare", "mine", "--arms", "mine.py:Mine", "--plan"]))
+
+
+def test_the_table_row_of_an_arm(here: Path) -> None:
+    """41, 42 and 43 minus 40: 2 ± 2.48 by hand (t = 4.303); the step takes 2 s and 3 s."""
+    comparison = compared(measures=["formatting late"], primary=[])
+    place = comparison.place(comparison.bases[0])
+    metrics = {
+        name: {
+            seed: [{**row, "step_time": time} for row in run(40 + gain * seed, 90.0 + gain * seed)]
+            for seed in (1, 2, 3)
+        }
+        for name, gain, time in (("grpo-0.3e-3", 0, 2.0), ("gtpo-0.3e-3", 1, 3.0))
+    }
+    condense(results_of(metrics), place, ["accuracy", "formatting", "entropy", "step_time"])
+    page, _ = write_page(comparison, place, "command")
+    text = page.read_text()
+    assert "| GRPO | 3 | - | - | 90.00 | 0.400 | 2.00 | 0 |\n" in text
+    row = "| GTPO | 3 | - | - | 92.00 (+2.00 ± 2.48) | 0.400 (+0.000 ± 0.000) | 3.00 (+1.00 ± 0.00) | 0 |"
+    assert row in text
+
+
+@pytest.mark.parametrize(("changes", "message"), TABLES["mistakes"])
+def test_a_mistake_is_found_before_the_first_run(changes: dict[str, Any], message: str, here: Path) -> None:
+    """By --list and --plan too."""
+    Path("gtpo").symlink_to(ROOT / "gtpo")
+    lines = ["question,answer"] + [f"{number} + 1?,{number + 1}" for number in range(4)]
+    Path("my_train.csv").write_text("\n".join(lines))
+    Path("my_test.csv").write_text("\n".join(lines))
+    Path("mine.py").write_text("from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n")
+    given = {"dataset": "my_train.csv", "prompt_column": "question"} | changes.pop("set", {})
+    comparison = compared(**{"arms": ["grpo", "mine.py:Mine"], "benchmark": "my_test.csv", "set": given} | changes)
+    before = list(sys.argv)
+    if message:
+        with refused(message):
+            check(comparison)
+    else:
+        [base] = check(comparison)
+        assert base.max_new_tokens == comparison.bases[0].max_new_tokens == 128
+    assert sys.argv == before and not Path("outputs").exists()
+
+
+def test_a_file_that_has_changed_is_named(here: Path) -> None:
+    """Code, rows and weights; a directory of before has a hash of the code without its name."""
+    Path("mine.py").write_text("1")
+    Path("my_train.csv").write_text("1")
+    comparison = own(arms=["grpo", "mine.py:Mine"], set={"dataset": "my_train.csv"})
+    runs = comparison.runs(comparison.bases[0], comparison.arms, comparison.rates, [1])
+    check_commands(comparison, runs)
+    for done in runs:
+        done.run.path.mkdir(parents=True)
+    check_commands(comparison, runs)
+    path = comparison.directory / "commands.json"
+    stored = path.read_text()
+    for name in ("mine.py", "my_train.csv"):
+        Path(name).write_text("2")
+        with refused(f"was made with another {name}, which has changed since: name another --output_dir"):
+            check_commands(comparison, runs)
+        Path(name).write_text("1")
+    path.write_text(json.dumps({place: [*words[:-3], 64 * "a"] for place, words in json.loads(stored).items()}))
+    longer = own(arms=["grpo", "mine.py:Mine"], set={"dataset": "my_train.csv"}, steps=9)
+    with refused(r"was made with other settings \(8"):
+        check_commands(longer, longer.runs(longer.bases[0], longer.arms, longer.rates, [1]))
+
+
 # What was found
 
 
@@ -163,9 +337,13 @@ def test_a_difference_by_hand() -> None:
 def test_the_page_has_the_rate_of_each_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From stored results, where the arms chose different ones."""
     monkeypatch.chdir(ROOT)
+    legends: list[str] = []
+    monkeypatch.setattr("study.compare.plot_curves", lambda axis, label, *_: legends.append(label))
     page, _ = write_page(known_comparison("low_rate"), tmp_path, "study compare low_rate")
     text = " ".join(page.read_text().split())
     assert "GTPO minus GRPO, at 0.3e-3 and 0.15e-3. Seeds lost: 0 and 0 of 8" in text
+    assert "From wrong-mode the 8 pairs so far show a difference of 1.7 in pass@1 sampled" in text
+    assert legends[-2:] == ["GRPO at 0.15e-3", "GTPO at 0.3e-3"]
     assert "| pass@1 sampled | 83.69 | 82.84 | -0.84 ± 1.66 | 8 | 0.2891 |" in text
 
 
