@@ -440,6 +440,15 @@ def test_the_plans_of_the_planned_comparisons(name: str) -> None:
 # The command
 
 
+def test_an_error_names_the_command() -> None:
+    argv = [sys.executable, "-m", "study", "compare", "missing_tag", "--list"]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(
+        "study: comparison 'missing_tag' is unknown (did you mean 'missing_tags'?): pick from "
+    )
+
+
 @pytest.mark.slow
 def test_a_comparison_runs_resumes_and_ends_with_one_page(
     sandbox: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
