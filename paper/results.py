@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.compare import comparable
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import read_regular
-from gtpo.runs.directory import RunDirectory, find_runs, is_held_out, run_label
+from gtpo.runs.directory import RunDirectory, check_seeds, find_runs, is_held_out, run_label
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
     """
     runs: dict[Run, Any] = {}
     condensed: list[Entry] = []
+    read = []
     for directory in directories:
         if (directory / METRICS_FILE).is_file():
             rows = read_parquet(directory / METRICS_FILE)
@@ -145,12 +147,18 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         needs_seed = split_name(run.path)[1] is None
         config = run.read_config() if needs_seed else {}
         with suppress(UsageError):  # no step is logged yet
-            runs[_identify(run.path, config)] = [row for row in run.read_metrics() if not is_held_out(row)]
+            key = _identify(run.path, config)
+            runs[key] = [row for row in run.read_metrics() if not is_held_out(row)]
+            read.append((*key, run))
     evaluations: set[Path] = set()
     for directory in directories:
         evaluations |= {*directory.rglob("results.json")}
     oldest_first = sorted(evaluations, key=lambda path: path.stat().st_mtime)
     found = [entry for path in oldest_first for entry in _entries_of(path, models)]
+    for entry in filter(itemgetter("adapter"), found):
+        run = RunDirectory(Path(entry["adapter"]).parent)
+        read.append((*_identify(run.path, {}), run))
+    check_seeds(read)
     return Results.of(runs, condensed + comparable(found))
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, hub_name
+from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entries, Entry, Groups, Row, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
-from gtpo.runs.directory import MAY_CHANGE, RunDirectory, label_of, run_label
+from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_differently
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ SAMPLING = (  # alike in a figure
     "max_new_tokens",
 )
 _HOW = (  # settings that may differ
+    "k",
+    "seed",
+    "backend",
     "temperature",
     "top_p",
     "max_new_tokens",
@@ -46,9 +49,7 @@ _HOW = (  # settings that may differ
     "chat_template_kwargs",
     "grader",
 )
-_NOT_TRAINED = {"seed", "objective", "use_bias_correction_kl", "prompts_per_step", *fields_of([GTPOArguments])}
-for _why in ("place", "saving", "remote", "logging", "evaluation", "batch", "machine"):
-    _NOT_TRAINED |= {*MAY_CHANGE[_why]} - {"backend", "use_cpu", "use_vllm"}
+_OF_METHODS = {"method", "objective", "use_bias_correction_kl", *fields_of([GTPOArguments])}
 Names = tuple[str, str]  # of two sides
 Sides = Groups  # what is compared: name -> the entries of one model, or of the seeds of one
 
@@ -130,13 +131,22 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
 
 
 def group_seeds(entries: Entries) -> Sides:
-    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
+    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are.
+
+    Runs that differ in more than their seed, by their settings, stay apart, which is logged.
+    """
     names = {entry.label: run_label(entry.label)[0] for entry in entries}
     if len(names) < 2:
         found = ", ".join(names) or "none"
         raise UsageError(f"a comparison needs the scores of two models, found {found}: name two.")
     if len({*names.values()}) < 2:
         names = {label: label for label in names}
+    pooled = grouped(entries, lambda entry: names[entry.label])
+    for name, seeds in pooled.items():
+        differing = trained_differently(_runs_of(seeds))
+        if differing and name != seeds[0].label:
+            logger.warning("the runs of %s are not seeds of one, and stay apart: they differ in %s", name, differing)
+            names.update({entry.label: entry.label for entry in seeds})
     return grouped(entries, lambda entry: names[entry.label])
 
 
@@ -161,7 +171,7 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     of_first = by_benchmark(sides[first])
     comparisons: list[Comparison] = []
     for other in others:
-        if differing := trained_differently(sides[first] + sides[other]):
+        if differing := trained_differently(_runs_of(sides[first] + sides[other]), _OF_METHODS):
             logger.warning("%s and %s were also trained with different %s", first, other, differing)
         of_other = by_benchmark(sides[other])
         common = [benchmark for benchmark in of_first if benchmark in of_other]
@@ -172,24 +182,10 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     return comparisons
 
 
-def trained_differently(entries: Entries) -> str:
-    """The settings in which the runs of some entries differ besides method and seed, with their values.
-
-    Machine and micro-batches do not count, the size of a step does. Empty if nothing differs, or is not known.
-    """
+def _runs_of(entries: Entries) -> list[RunDirectory]:
+    """The runs of some entries, once each; of a model the directory around it."""
     places = dict.fromkeys(entry.origin.adapter or entry.origin.model for entry in entries)
-    runs = [RunDirectory(Path(place).parent) for place in places]
-    stored = [run.read_config() for run in runs if run.config.is_file()]
-    for settings in stored:
-        batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
-        settings["completions of a step"] = batch
-    common = set.intersection(*map(set, stored)) if stored else set()
-    texts = []
-    for name in sorted(common - _NOT_TRAINED):
-        values = dict.fromkeys(hub_name(str(settings[name])) for settings in stored)
-        if len(values) > 1:
-            texts.append(f"{name} ({', '.join(values)})")
-    return ", ".join(texts)
+    return [RunDirectory(Path(place).parent) for place in places]
 
 
 def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[Comparison]:
@@ -229,9 +225,13 @@ def _check_comparable(benchmark: str, names: Names, entries: Entries) -> None:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
-        used = {json.dumps((entry.settings | entry.graded_by).get(name)) for entry in entries}
+        used: dict[str, None] = {}
+        for entry in entries:
+            how = entry.settings | entry.graded_by | {"k": entry.k}
+            used[json.dumps(how.get(name))] = None
         if len(used) > 1:
-            logger.warning("%s and %s were evaluated with different --%s", *names, name)
+            values = ", ".join(f"{value:.40}" for value in used)
+            logger.warning("%s and %s were evaluated with different --%s (%s)", *names, name, values)
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:

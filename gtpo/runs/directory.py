@@ -6,11 +6,11 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import Values
+from gtpo.arguments import Values, hub_name
 from gtpo.errors import UsageError
 from gtpo.files import apply_umask, fingerprint, read_own, read_regular, read_yaml, remove, write_atomically
 
@@ -23,6 +23,9 @@ BEST = "best"
 _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
 REMOTE_SETTINGS = MAY_CHANGE["remote"]
+_NOT_TRAINED = {"prompts_per_step", "seed", "data_seed"}
+for _why in ("place", "saving", "remote", "logging", "evaluation", "batch", "machine"):
+    _NOT_TRAINED |= {*MAY_CHANGE[_why]} - {"backend", "use_cpu", "use_vllm"}
 BEFORE_STEPS = {  # what a run may have that failed before its first step
     "run.lock", "config.yaml", "environment.json", "initial_entropy.json", "completions", "wandb", "wandb_id",
 }  # fmt: skip
@@ -226,6 +229,46 @@ def method_of(run: RunDirectory) -> str | None:
     if "model" not in settings:
         return None
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
+
+
+def trained_differently(runs: Iterable[RunDirectory], ignored: Collection[str] = ()) -> str:
+    """The settings in which some runs differ besides their seed, with their values; not those in ``ignored``.
+
+    ``method`` is one of them, and the file of each reward. Machine and micro-batches do not count, the size of a step
+    does. Empty if nothing differs, or is not known.
+    """
+    stored = []
+    for run in runs:
+        settings = run.read_config()
+        if "model" not in settings:
+            continue
+        made_from = run.read_environment().get("made_from", {})
+        settings |= {name: made for name, made in made_from.items() if name not in ("rows", "held_out")}
+        settings["method"] = method_of(run)
+        micro_batch = settings.get("per_device_train_batch_size", 1)
+        settings["completions of a step"] = micro_batch * settings.get("gradient_accumulation_steps", 1)
+        stored.append(settings)
+    common = set.intersection(*map(set, stored)) if stored else set()
+    texts = []
+    for name in sorted(common - _NOT_TRAINED - {*ignored}):
+        values = dict.fromkeys(hub_name(str(settings[name])) for settings in stored)
+        if len(values) > 1:
+            texts.append(f"{name} ({', '.join(values)})")
+    return ", ".join(texts)
+
+
+def check_seeds(runs: Iterable[tuple[str, int, RunDirectory]]) -> None:
+    """Log what is not one run per name and seed: two directories of one, and seeds of a name with other settings."""
+    by_name: dict[str, dict[int, RunDirectory]] = {}
+    for name, seed, run in runs:
+        seeds = by_name.setdefault(name, {})
+        other = seeds.setdefault(seed, run).path
+        if other.resolve() != run.path.resolve():
+            logger.warning("%s and %s have one name and seed: the newer results are used", other, run.path)
+        seeds[seed] = run
+    for name, seeds in by_name.items():
+        if differing := trained_differently(seeds.values()):
+            logger.warning("the runs of %s are not seeds of one: they differ in %s", name, differing)
 
 
 def to_argv(settings: Values) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.files import write_json
+from helpers.files import write_json, write_lines
 from helpers.refusals import refused
 from helpers.runs import fake_run
-from pytest import LogCaptureFixture, approx, raises
+from pytest import LogCaptureFixture, approx, mark, raises
 
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import (
@@ -19,11 +19,12 @@ from gtpo.evaluation.compare import (
     find_sides,
     format_comparisons,
     group_seeds,
-    trained_differently,
 )
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
 from gtpo.files import fingerprint
+from gtpo.runs.directory import RunDirectory, trained_differently
+from paper.results import read_results
 
 
 def entry(label: str, correct: list[str], benchmark: str = "amc23", **changed: Any) -> Entry:
@@ -152,7 +153,7 @@ def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: LogCa
     caplog.clear()
     templates = {"chat_template": "{{ 1 }}", "chat_template_kwargs": {"enable_thinking": False}}
     compared(a, replace(b, settings=a.settings | templates))
-    assert [message.rpartition("--")[2] for message in caplog.messages] == [*templates]
+    assert [message.rpartition("--")[2].partition(" ")[0] for message in caplog.messages] == [*templates]
 
 
 # Directories
@@ -237,7 +238,78 @@ def test_a_difference_of_the_training_is_named_in_one_line(tmp_path: Path, caplo
 def test_a_setting_that_one_method_lacks_and_a_base_are_no_difference(tmp_path: Path) -> None:
     sft = {name: value for name, value in TRAINED.items() if name != "num_generations"}
     run = fake_run(tmp_path / "sft", sft, saved=["adapter"])
-    second = entry("sft", ["10", "01"], origin=Origin("some/model", str(run.adapter)))
-    assert trained_differently([trained(tmp_path, "a"), second]) == ""
-    assert trained_differently([entry("base", ["10", "01"]), second]) == ""
-    assert trained_differently([entry("base", ["10", "01"])]) == ""
+    other = fake_run(tmp_path / "a", TRAINED)
+    base = RunDirectory(tmp_path / "base")
+    assert trained_differently([other, run], ["method"]) == ""
+    assert trained_differently([other, run]) == "method (grpo, sft)"
+    assert trained_differently([base, run]) == trained_differently([base]) == ""
+
+
+# ---- seeds that are pooled, and how the sides were evaluated ----
+
+# What the second of two runs has besides its seed -> how the message names it; empty: they are seeds of one.
+APART = {
+    "rate": ({"learning_rate": 1e-2}, "learning_rate (1e-06, 0.01)"),
+    "steps": ({"max_steps": 3}, "max_steps (1, 3)"),
+    "method": ({"gamma": 0.1}, "method (grpo, gtpo)"),
+    "step": ({"gradient_accumulation_steps": 4}, "completions of a step (8, 16)"),
+    "data": ({"dataset": "math", "limit": 9}, "dataset (gsm8k, math), limit (None, 9)"),
+    "model": ({"model": "llama"}, "model (Qwen/Qwen2.5-3B-Instruct, meta-llama/Llama-3.1-8B-Instruct)"),
+    "place": ({"output_dir": "elsewhere", "run_name": "x", "save_steps": 9, "logging_steps": 2, "data_seed": 4}, ""),
+    "batch": ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}, ""),
+}
+
+
+@mark.parametrize("case", APART)
+def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(
+    case: str, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    """In tables of evaluate.py, and in figures, whose reader names them."""
+    changed, named = APART[case]
+    common = {"max_steps": 1, "dataset": "gsm8k", "limit": None}
+    seeds = [trained(tmp_path, "lr-s1", **common), trained(tmp_path, "lr-s2", seed=2, **(common | changed))]
+    sides = group_seeds([entry("base", ["10", "01"]), *seeds])
+    assert list(sides) == (["base", "lr-s1", "lr-s2"] if named else ["base", "lr"])
+    apart = [f"the runs of lr are not seeds of one, and stay apart: they differ in {named}"]
+    assert caplog.messages == (apart if named else [])
+    caplog.clear()
+    for seed in (1, 2):
+        write_lines(tmp_path / f"lr-s{seed}" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    read_results([tmp_path])
+    said = [f"the runs of lr are not seeds of one: they differ in {named}"]
+    assert caplog.messages == (said if named else [])
+
+
+def test_seeds_of_another_reward_are_not_pooled(tmp_path: Path) -> None:
+    seeds = [trained(tmp_path, f"a-s{seed}", seed=seed) for seed in (1, 2)]
+    for seed, code in ((1, "ab"), (2, "cd")):
+        made_from = {"rows": f"{seed}", "rw.py:f": code}
+        write_json(tmp_path / f"a-s{seed}" / "environment.json", {"made_from": made_from})
+    assert list(group_seeds([entry("base", ["10"]), *seeds])) == ["base", "a-s1", "a-s2"]
+    assert trained_differently(RunDirectory(tmp_path / f"a-s{seed}") for seed in (1, 2)) == "rw.py:f (ab, cd)"
+
+
+# A setting of the second evaluation -> the end of the message.
+SAMPLED: dict[str, tuple[Any, str]] = {
+    "temperature": (0.3, "--temperature (1.0, 0.3)"),
+    "top_p": (0.9, "--top_p (1.0, 0.9)"),
+    "seed": (7, "--seed (0, 7)"),
+    "backend": ("vllm", '--backend ("transformers", "vllm")'),
+    "max_new_tokens": (99, "--max_new_tokens (64, 99)"),
+    "load_in_4bit": (True, "--load_in_4bit (false, true)"),
+}
+
+
+@mark.parametrize("name", SAMPLED)
+def test_another_way_of_sampling_is_named(name: str, caplog: LogCaptureFixture) -> None:
+    how = {"temperature": 1.0, "top_p": 1.0, "seed": 0, "backend": "transformers", "max_new_tokens": 64}
+    a = entry("a", ["10"])
+    a = replace(a, settings=a.settings | how | {"load_in_4bit": False, "k": 2})
+    value, said = SAMPLED[name]
+    compared(a, replace(a, label="b", settings=a.settings | {name: value}))
+    assert caplog.messages == [f"a and b were evaluated with different {said}"]
+
+
+def test_another_number_of_samples_is_named(caplog: LogCaptureFixture) -> None:
+    compared(entry("a", ["10"]), entry("b", ["1010"]))
+    assert caplog.messages == ["a and b were evaluated with different --k (2, 4)"]

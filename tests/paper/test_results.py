@@ -48,11 +48,26 @@ def test_empty_metrics_are_refused(content: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_newer_of_two_runs_with_the_same_name_is_read(tmp_path: Path) -> None:
+def test_newer_of_two_runs_with_the_same_name_is_read_and_both_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for age, directory in ((100, "old"), (50, "new")):
         run = fake_run(tmp_path / directory / "gtpo-g8-s1", rows=rows(2, float(age)))
         os.utime(run.metrics, (1e9 - age, 1e9 - age))
     assert logged(read_results([tmp_path]))["gtpo-g8"] == {1: rows(2, 50.0)}
+    both = f"{tmp_path}/old/gtpo-g8-s1 and {tmp_path}/new/gtpo-g8-s1"
+    assert caplog.messages == [f"{both} have one name and seed: the newer results are used"]
+
+
+def test_scores_of_two_runs_with_one_name_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fake_run(tmp_path / "a" / "gtpo-g8-s1", rows=rows(2))
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        write_results(tmp_path / place / "evaluation", entry(tmp_path / place, "gtpo-g8", 1, "gsm8k"))
+    read_results([tmp_path / "a"])
+    assert caplog.messages == []
+    read_results([tmp_path])
+    assert f"{tmp_path}/a/gtpo-g8-s1 and {tmp_path}/b/gtpo-g8-s1 have one name and seed" in caplog.text
 
 
 def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path) -> None:
