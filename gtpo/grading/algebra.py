@@ -19,6 +19,7 @@ _REFUSED = [  # texts that are not answers, or that would cost sympy seconds or 
         r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, huge integers, bars that the grammar can pair up in many ways
         r"\d \.?\d|[\d)]_|[^a-zA-Z]}_|dots|:",  # the grammar reads 18 19 as 37, and ignores bases and dots
         r"(?<![a-zA-Z'])(?<!_\{\w\})'",  # it ignores primes, those before a number too
+        r"\\(?:gcd|lcm)[^()]*\([^()]*[a-zA-Z]",  # it takes letters for polynomials
         r"\\infty\]|\[-?\\infty",  # not an interval; sympy would read it as a half-open one
         r"\^\{-?\d{5}",  # huge powers (MATH has 2^{4950})
         r"\^\{(?:[^a-zA-Z{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\^|\^\{\d+\}\^",  # towers of numbers; 2^{3}*5^{2} is none

@@ -10,7 +10,7 @@ from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
-from gtpo.grading.units import split_unit, strip_units
+from gtpo.grading.units import in_one_unit, split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
@@ -85,7 +85,7 @@ def decide(a: str, b: str) -> tuple[bool | None, float]:
     budget, start = TimeBudget(), time.thread_time()
     limit = budget.seconds_left
     try:
-        is_same = _same(a, b, budget)
+        is_same = _same(in_one_unit(a), in_one_unit(b), budget)
     except ComparisonFailed:
         return None, limit
     except RecursionError:
@@ -181,7 +181,8 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     if "set" in kinds and len(kinds) > 1 and (only := _only_element(items_a if kind_a == "set" else items_b)):
         return _same(only, b if kind_a == "set" else a, budget)
     if kinds <= {"list", "set", "union"}:  # the intervals of a union may be listed: x < 2 or x > 5
-        same = _same_items(items_a, items_b, budget, ordered=is_ranking(items_a))
+        is_listed = "union" not in kinds or len(kinds) == 1 or "\\{" not in a + b
+        same = is_listed and _same_items(items_a, items_b, budget, ordered=is_ranking(items_a))
         return same or ("union" in kinds and budget.sympy_equal(a, b))
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, budget, ordered=True)

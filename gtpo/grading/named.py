@@ -22,7 +22,7 @@ def without_names(a: Structure, b: Structure) -> tuple[Structure, Structure]:
     names_a, names_b = _names(a), _names(b)
     if not names_a and not names_b:
         return a, b
-    has_both, is_same = names_a and names_b, set(names_a) == set(names_b)
+    has_both, is_same = bool(names_a and names_b), set(names_a) == set(names_b)
     letters = {name.partition("_")[0] for name in names_a + names_b}
     are_roots = len(letters) == 1 and not is_same and (has_both or "()" not in (a[0], b[0]))
     if has_both and not is_same and not are_roots:

@@ -3,10 +3,13 @@
 The rules are in rewrites.yaml, the words and commands that they name in tables.yaml.
 """
 
+import html
+import math
 import re
 import unicodedata
 from collections.abc import Callable
-from functools import lru_cache
+from fractions import Fraction
+from functools import lru_cache, partial
 from pathlib import Path
 
 import yaml
@@ -25,9 +28,10 @@ _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
 _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
 _LAST_SECTIONS = (  # the others have their place in `normalise`, or in other modules
-    *("spaces", "symbols", "no solution", "sets of numbers", "percent", "money", "remainders", "conditions", "lists"),
-    *("plain text", "approximations", "numbers and indices", "degrees and other units in parts"),
-    *("angles in functions", "angles", "words", "arguments", "the same again, inside arguments", "blanks"),
+    *("spaces", "symbols", "python", "absolute values", "no solution", "sets of numbers", "percent", "money"),
+    *("remainders", "conditions", "domains", "lists", "plain text", "counting", "remainders and ratios"),
+    *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
+    *("words", "arguments", "the same again, inside arguments", "blanks"),
 )
 
 Replacement = str | Callable[[re.Match[str]], str]
@@ -52,8 +56,8 @@ def normalise(text: str) -> str:
         return ""
     if _PLAIN_NUMBER.fullmatch(text):
         return text
-    text = " ".join(_to_ascii(text).split())
-    text = _unwrap(rewrite(text, "brackets", "decimals and bold"))
+    text = _to_ascii(rewrite(text, "wrappers"))
+    text = _unwrap(rewrite(" ".join(text.split()), "environments", "brackets", "decimals and bold"))
     text = rewrite(text, "reversed")
     if len(text) > MAX_LENGTH or bracket_balance(text) or nesting_depth(text) > _MAX_DEPTH:
         return ""
@@ -97,7 +101,7 @@ def _unwrap(text: str) -> str:
     """Remove what surrounds an answer: delimiters, bold, "The answer is", one box, the final period."""
     for _ in range(_MAX_LAYERS):
         before = text
-        text = _unbox(rewrite(rewrite(text, "layers").strip(), "prose"))
+        text = _unbox(rewrite(rewrite(text, "layers", "fences").strip(), "prose"))
         if text == before:
             break
     return text
@@ -128,18 +132,64 @@ def _letters(match: re.Match[str]) -> str:
     return "".join(sorted(re.findall("[A-J]", match[0])))
 
 
+def _chinese_number(match: re.Match[str]) -> str:
+    """Chinese numerals as digits."""
+    total = digit = 0
+    for char in match[0].replace("零", ""):
+        place = {"十": 10, "百": 100, "千": 1000}.get(char, 0)
+        total += (digit or 1) * place
+        digit = 0 if place else int(unicodedata.numeric(char.replace("两", "二")))
+    return str(total + digit)
+
+
+def _ratio(match: re.Match[str]) -> str:
+    """``2:4:6`` as 1:2:3."""
+    parts = [*map(int, match[0].split(":"))]
+    return ":".join(str(part // math.gcd(*parts)) for part in parts)
+
+
+def _sexagesimal(match: re.Match[str]) -> str:
+    """Degrees, minutes and seconds of an angle as degrees."""
+    degrees, minutes, seconds = (Fraction(part or 0) for part in match.groups())
+    angle = degrees + minutes / 60 + seconds / 3600
+    return rf"{angle.numerator}/{angle.denominator}\text{{ deg}}"
+
+
+def _replacement(text: str) -> Replacement:
+    """What a rule puts in place: a template, a function, or a template with ``@`` for a word's entry in a table."""
+    name, _, template = text.removeprefix("@").partition(" ")
+    if not text.startswith("@"):
+        return text
+    return _FUNCTIONS.get(name) or partial(_translated, TABLES[name], template)
+
+
+def _translated(table: dict[str, str | int], template: str, match: re.Match[str]) -> str:
+    entry = table.get(match["word"]) or table[match["word"].lower()]
+    return match.expand(template).replace("@", str(entry))
+
+
 def _pattern(text: str) -> re.Pattern[str]:
     """A pattern of rewrites.yaml with the lists that it names."""
     lists = {"functions": FUNCTIONS, "text": TEXT_COMMANDS}
     for name in re.findall(r"(?<!\?)(?<!\?P)<([a-z_]+)>", text):
-        choices = lists.get(name) or TABLES[name].replace(" ", "|")
-        text = text.replace(f"<{name}>", choices)
+        choices = lists.get(name) or TABLES.get(name, f"<{name}>")
+        words = map(re.escape, sorted(choices, key=len, reverse=True)) if isinstance(choices, dict) else choices.split()
+        text = text.replace(f"<{name}>", "|".join(words))
     return re.compile(text)
 
 
-_FUNCTIONS = {"@repeating": _repeating_decimal, "@letters": _letters}
+_FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
+    "repeating": _repeating_decimal,
+    "letters": _letters,
+    "chinese": _chinese_number,
+    "ratio": _ratio,
+    "sexagesimal": _sexagesimal,
+    "unescape": lambda match: html.unescape(match[0]),
+    "ungrouped": lambda match: re.sub("[,._]", "", match[0]),
+    "remainder": lambda match: str(int(match[1]) % (int(match[2]) or 1)),
+}
 _SECTIONS = yaml.safe_load(Path(__file__).with_name("rewrites.yaml").read_text(encoding="utf-8"))
 _REWRITES: dict[str, tuple[re.Pattern[str], Rules]] = {}
 for _name, _section in _SECTIONS.items():
-    _rules = [(_pattern(old), _FUNCTIONS.get(new, new)) for old, new in _section["rules"]]
+    _rules = [(_pattern(old), _replacement(new)) for old, new in _section["rules"]]
     _REWRITES[_name] = _pattern(_section["needs"]), _rules

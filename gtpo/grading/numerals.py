@@ -6,9 +6,10 @@ from functools import lru_cache
 
 DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"  # ASCII digits only: Fraction() accepts 1_8 and Arabic digits
 _SIGNIFICANT = 10  # digits from which a decimal may be the rounded form of an exact value
+_TIME = re.compile(r"\d{1,2}:[0-5]\d")  # of two ratios that look like it each is itself only
 _VALUE = re.compile(
     rf"(?P<sign>[-+]?)\(?(?P<inner>-?)(?:(?P<whole>[0-9]+)?\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<bottom>-?{DECIMAL})\}}"
-    rf"|(?P<over>{DECIMAL})/(?P<under>-?{DECIMAL})"
+    rf"|(?P<over>{DECIMAL})(?:/|:(?!0))(?P<under>-?{DECIMAL})"  # 3:4
     rf"|(?P<decimal>{DECIMAL})(?:(?:\*10\^\{{|[eE])(?P<power>[-+]?[0-9]{{1,3}})\}}?)?)\)?(?P<percent>%?)"
 )
 
@@ -61,6 +62,8 @@ def same_number(a: str, b: str) -> bool | None:
     x, y = parse_number(a), parse_number(b)
     if x is None or y is None:
         return None
+    if _TIME.fullmatch(a) and _TIME.fullmatch(b):
+        return a == b
     value, is_percentage = x
     other, is_other_percentage = y
     if value == other:

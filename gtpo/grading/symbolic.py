@@ -87,8 +87,6 @@ def read_latex(latex: str) -> Any:
         return None
     # math-verify parses i as a symbol; as the imaginary unit, i^2 is -1.
     read = found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"})
-    if read.has(UnevaluatedExpr) and read.free_symbols:
-        return read  # \gcd(a,b), which sympy takes for polynomials
     return read.doit() if read.has(Sum, Product, UnevaluatedExpr, Union, Intersection, Complement) else read
 
 

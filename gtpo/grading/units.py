@@ -67,6 +67,24 @@ _FACTOR = re.compile(
     r"(?:\^\{?(?P<power>-?\d)\}?|(?P<bare>[23])(?!\d)|(?P<after>squared|cubed)\b|[,:-]*)[\s})]*"
 )
 
+_PART = rf"(\d+(?:\.\d+)?)[\s*]*(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*([a-zA-Z]+)\.?\s*\}}?[\s,*]*"
+_PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
+
+
+@lru_cache(maxsize=2**14)
+def in_one_unit(text: str) -> str:
+    """``2 h 30 min`` as 150 min: numbers with falling units of one dimension. Any other text as it is."""
+    if not _PARTS.fullmatch(text):
+        return text
+    total, larger = Fraction(0), None
+    for number, word in re.findall(_PART, text):
+        unit = _unit_named(word) or LABEL
+        part = Fraction(number) * unit.size
+        if larger and (larger.dimension != unit.dimension or part >= larger.size):
+            return text
+        total, larger = total + part, unit
+    return rf"{'-' * text.startswith('-')}{as_fraction(total / unit.size)}\text{{ {word}}}" if unit.size else text
+
 
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
     """The two values without their units, in the same unit; None if the units differ.

@@ -19,7 +19,7 @@ from rewards import accuracy_reward
     [
         *("9^{9^{9}}", "x^{x^{x^{x}}}", "2^{100000}", "(2^{5000})^{5000}", "(x+y)^{300}"),
         *("((20!)!)!", "(10^8)!", "100000!", "\\binom{100000}{5}"),
-        *("9" * 400 + "x", "x@y", "__x__", "|x|" * 9, "18 19", "204_5+x", "x+\\ldots", "[0,\\infty]"),
+        *("9" * 400 + "x", "x@y", "__x", "|x|" * 9, "18 19", "204_5+x", "x+\\ldots", "[0,\\infty]"),
     ],
 )
 def test_refused_texts_never_reach_sympy(text: str) -> None:

@@ -532,7 +532,7 @@ s^2 \le 8r^2 </- s^2 < 8r^2
 # ratios and times are compared part by part
 1:2 <- 1 : 2
 1:2 </- 2:1
-1:2 </- \frac12
+1:2 <- \frac12
 1.5:2 </- 15:2
 12:30 </- 12:03
 05\!:\!00 <- 5:00
