@@ -95,9 +95,22 @@ def similar(name: str, names: Iterable[str]) -> str:
 
 
 def spelled_out(argv: Sequence[str] | None) -> list[str]:
-    """A command line, by default that of the process, with names of flags in full and with underscores."""
-    words = sys.argv[1:] if argv is None else argv
-    return [re.sub(r"^--([\w-]+)", lambda flag: "--" + name_of(flag[1].replace("-", "_")), word) for word in words]
+    """A command line, by default that of the process, with names of flags in full and with underscores.
+
+    UsageError for a setting under two names, of which the parser would take the last one.
+    """
+    spelled = []
+    given: dict[str, str] = {}  # setting -> flag
+    for word in sys.argv[1:] if argv is None else argv:
+        if found := re.match(r"--([\w-]+)", word):
+            flag = found[0]
+            name = name_of(found[1].replace("-", "_"))
+            other = given.setdefault(name.removeprefix("no_"), flag)
+            if other != flag:
+                raise UsageError(f"{other} and {flag} are one setting: remove one of them.")
+            word = f"--{name}{word.removeprefix(flag)}"
+        spelled.append(word)
+    return spelled
 
 
 def flags_on(argv: Sequence[str]) -> Flags:

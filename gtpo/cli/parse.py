@@ -349,6 +349,9 @@ def _parser(classes: Classes) -> Any:
 def _read(parser: Any, words: Sequence[str]) -> Values:
     """The value of every setting: its default, or that of a command line."""
     fields = fields_of(parser.dataclass_types)
+    for action in parser._actions:
+        if action.nargs in ("+", "*") and sum(map(words.count, action.option_strings)) > 1:
+            raise UsageError(f"--{action.dest} is given twice, and the last one would count: name all after one.")
     namespace, unknown = parser.parse_known_args(words)
     refuse_unknown(unknown, [*fields, "config"])
     values = {name: getattr(namespace, name) for name in fields}
@@ -365,8 +368,12 @@ def _read_settings(parser: Any, path: str | Path, settings: Values | None = None
     """
     allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
     words = []
+    given: Values = {}  # name -> its key and value; a stored run has two names for some, with one value
     for key, value in (settings or read_yaml(path, aliases=False)).items():
         name = name_of(key)
+        other, before = (key, value) if value is None else given.setdefault(name, (key, value))
+        if before != value:
+            raise UsageError(f"{path}: {other!r} and {key!r} are one setting: remove one of them.")
         if name in REMOVED and value == REMOVED[name]:
             continue
         if name not in allowed:

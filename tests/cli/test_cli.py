@@ -522,7 +522,7 @@ def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
     file = config_file(tmp_path, "adapter: []\nk: 3\nseed: 5\n")
     arguments, _ = parse_evaluation(EvaluationArguments, ["--config", file, "--seed", "6"])
     assert (arguments.runs, arguments.k, arguments.seed) == ([], 3, 6)
-    with pytest.raises(FileNotFoundError):
+    with refused("is not a regular file"):
         parse_evaluation(EvaluationArguments, ["--config", ""])
 
 

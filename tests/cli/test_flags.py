@@ -17,7 +17,9 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.flags import annotations_of, check_flags, spelled_out
+from gtpo.cli.parse import parse_evaluation
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from train_gtpo import SETTINGS
 
 TABLES = tables_of(__file__)
@@ -124,3 +126,48 @@ def test_the_settings_of_gtpo_are_checked_in_a_subclass_with_slots() -> None:
     for name in ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy"):
         with refused(f"--{name} is -1: expected a finite number >= 0"):
             Mine(**{name: -1})
+
+
+# A command line and a file with one setting under two names, and what of it is named.
+TWO_NAMES = [
+    (["--G", "4", "--num_generations", "8"], "--G and --num_generations are one setting"),
+    (["--num_generations=8", "--G=4"], "--num_generations and --G are"),
+    (["--model", "tiny", "--model-name-or-path", "smol"], "--model and --model-name-or-path are"),
+    (["--max-steps", "1", "--max_steps", "2"], "--max-steps and --max_steps are"),
+    (["--bf16", "true", "--no_bf16"], "--bf16 and --no_bf16 are"),
+    (["--reward", "format", "--G", "4", "--reward", "accuracy"], "--reward is given twice"),
+]
+FILES = [
+    ("G: 4\nnum_generations: 8\n", "'G' and 'num_generations' are one setting"),
+    ("lora_rank: 4\nlora_r: 8\n", "'lora_rank' and 'lora_r' are"),
+    ("gpu_memory_utilization: 0.4\nvllm_gpu_memory_utilization: 0.3\n", "'gpu_memory_utilization' and 'vllm_gpu"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), TWO_NAMES)
+def test_one_setting_under_two_names_is_refused(argv: list[str], message: str) -> None:
+    with refused(re.escape(message)):
+        parsed(*argv)
+
+
+@pytest.mark.parametrize(("text", "message"), FILES)
+def test_one_setting_under_two_names_of_a_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (config := tmp_path / "settings.yaml").write_text(text)
+    with refused(f"{config}: {message}"):
+        parsed("--config", str(config))
+
+
+def test_a_setting_that_another_place_overrides_or_is_null_is_given_once(tmp_path: Path) -> None:
+    (config := tmp_path / "settings.yaml").write_text("num_generations: 8\nG: null\n")
+    assert parsed("--config", str(config)).trainer.num_generations == 8
+    assert parsed("--config", str(config), "--G", "4", "--G", "6").trainer.num_generations == 6  # as appended
+
+
+def test_aliases_in_a_file_of_settings_are_refused(tmp_path: Path) -> None:
+    """Of training and of an evaluation: a few lines of them stand for gigabytes."""
+    (config := tmp_path / "settings.yaml").write_text("max_new_tokens: &a 5\nk: *a\n")
+    with refused("has an alias"):
+        parse_evaluation(EvaluationArguments, ["--config", str(config)])
+    config.write_text("max_steps: &a 5\nsave_steps: *a\n")
+    with refused("has an alias"):
+        parsed("--config", str(config))
