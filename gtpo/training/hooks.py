@@ -25,7 +25,7 @@ class Hook:
     def call(self, *arguments: Any) -> Any:
         try:
             return self.method(*arguments)
-        except (torch.OutOfMemoryError, RunError):  # the first one halves the micro-batch
+        except (torch.OutOfMemoryError, RunError):  # the first one names the batch size
             raise
         except Exception as error:
             lines = [self.code.co_firstlineno]

@@ -10,6 +10,7 @@ from transformers import TrainerState
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
+from gtpo.errors import RunError
 from gtpo.processes import is_main_process
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
@@ -25,6 +26,7 @@ from gtpo.training.callbacks import (
     ResumedOptimizer,
     StopOnNonFinite,
     StopOnSignal,
+    how_to_continue,
     restore_metrics,
 )
 from gtpo.training.export import save_adapter
@@ -72,7 +74,10 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
 
 
 def train(trainer: Any, checkpoint: str | None) -> None:
-    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
+    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further.
+
+    RunError if the memory does not suffice.
+    """
     if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
@@ -87,6 +92,14 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     of_transformers.addFilter(lambda record: "arguments do not match" not in record.getMessage())
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
+    except torch.OutOfMemoryError as error:
+        args = trainer.args
+        again = how_to_continue(RunDirectory(args.output_dir))
+        raise RunError(
+            f"out of memory in step {trainer.state.global_step + 1}: lower --per_device_train_batch_size (now "
+            f"{args.per_device_train_batch_size}) and raise --gradient_accumulation_steps (now "
+            f"{args.gradient_accumulation_steps}) by the same factor, then {again}."
+        ) from error
     finally:  # a notebook goes on after an error
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, StopOnSignal):

@@ -8,7 +8,6 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
-* ``training_step``, ``_prepare_inputs``: ``gtpo/training/halving.py``, where the first micro-batch does not fit.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
@@ -46,7 +45,6 @@ from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
-from gtpo.training.halving import Halving
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy
@@ -72,7 +70,7 @@ logger = logging.getLogger(__name__)
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
-class GRPOTrainer(HeldOutEvaluation, Halving):
+class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
@@ -251,7 +249,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
         if not self.model.training:
             return loss
-        return loss / (self.current_gradient_accumulation_steps * self._parts)
+        return loss / self.current_gradient_accumulation_steps
 
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
@@ -292,7 +290,7 @@ class GRPOTrainer(HeldOutEvaluation, Halving):
 
     def losses(self) -> int:
         """Losses that are averaged: of the micro-batches of a generation, in all processes."""
-        micro_batches = self.args.steps_per_generation * self._parts if self.model.training else 1
+        micro_batches = self.args.steps_per_generation if self.model.training else 1
         return int(self.accelerator.num_processes * micro_batches)
 
     def _of_trl(self, inputs: Batch) -> Row:

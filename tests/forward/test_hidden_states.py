@@ -9,7 +9,7 @@ from helpers.canned import GROUP
 from helpers.files import tables_of
 from helpers.refusals import refused
 from peft import LoraConfig, get_peft_model
-from pytest import LogCaptureFixture, MonkeyPatch, mark
+from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -158,6 +158,22 @@ def test_rows_run_as_rows_where_the_forward(fault: str, caplog: LogCaptureFixtur
     found, states = packed_by(model_of("llama"), fault, "one prompt")
     assert states is None and not found.possible
     assert "run as padded rows" in caplog.text
+
+
+def test_packed_rows_too_large_for_the_gradient_are_not_padded() -> None:
+    """Padded rows are larger."""
+    model = model_of("llama")
+    batch = batch_of(*BATCHES["one prompt"])
+
+    def without_room(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("out of memory")
+        return packing(model)(*args, **kwargs)
+
+    found = Packing(possible=True)
+    with raises(torch.OutOfMemoryError):
+        found.hidden_states(without_room, model.get_base_model().base_model, batch, model.config)
+    assert found.possible
 
 
 @mark.parametrize(("window", "packed"), [(8, False), (9, True)])

@@ -222,6 +222,25 @@ def test_a_generation_from_nan_probabilities_stops_the_run(tracked: Any, tmp_pat
     assert "Question" in read_json(run / "not-finite-step-1" / "rows-0.json")[0]["prompt"]
 
 
+def test_too_little_memory_names_the_batch_size(tracked: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = tracked("gtpo", max_steps=2)
+    forward = trainer._logps_and_entropy
+
+    def late(*args: Any) -> Any:
+        if trainer.state.global_step:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(*args)
+
+    monkeypatch.setattr(trainer, "_logps_and_entropy", late)
+    message = (
+        rf"in step 2: lower --per_device_train_batch_size \(now {GROUP}\) and raise --gradient_accumulation_steps "
+        r"\(now 1\) by the same factor, then start again"
+    )
+    with pytest.raises(RunError, match=message) as raised:
+        train(trainer, None)
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+
+
 def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
     tracked: Any, monkeypatch: MonkeyPatch
 ) -> None:
