@@ -1,18 +1,15 @@
 """The tokenizer of a policy: its padding token, its chat template, and conversations as token ids."""
 
-import json
 import logging
 import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments, Values
-from gtpo.errors import UsageError
-from gtpo.grading.worker import Worker
+from gtpo.errors import UsageError, last_line
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +38,6 @@ PLAIN_TEMPLATE = (  # of a model without a template
     "{%- if add_generation_prompt -%}{{- '\\n\\nAnswer:\\n' -}}{%- endif -%}"
 )
 
-TEMPLATE_SECONDS = 5.0  # for one conversation; templates take milliseconds
-
-_renderer = Worker(Path(__file__).with_name("render.py"), needs="transformers and jinja2")
 _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
 
@@ -110,15 +104,12 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 
 def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
-    """A conversation as text, by the tokenizer's chat template. UsageError if it fails, or takes too much.
-
-    The template may be a stranger's: another process renders it, with limits of time and memory (render.py).
-    """
-    request = [tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map | options]
-    reply, _ = _renderer.ask(json.dumps(request, default=str).encode(), TEMPLATE_SECONDS)
-    text, fault = json.loads(reply) if reply else ("", f"it takes more than {TEMPLATE_SECONDS:g} seconds")
-    if fault:
-        raise UsageError(f"chat template (--chat_template, or that of {tokenizer.name_or_path}): {fault}.")
+    """A conversation as text, by the tokenizer's chat template. UsageError if it fails."""
+    try:
+        text: str = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
+    except Exception as error:  # a template raises anything
+        source = f"chat template (--chat_template, or that of {tokenizer.name_or_path})"
+        raise UsageError(f"{source}: {last_line(error)}.") from error
     return text
 
 

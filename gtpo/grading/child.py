@@ -1,6 +1,6 @@
 """The process of worker.py: answers the requests for one script, with limits of memory and time, until it is closed.
 
-It runs as ``python -I child.py SCRIPT FD PATH...``, in which SCRIPT is symbolic.py or data/render.py. A script has
+It runs as ``python -I child.py SCRIPT FD PATH...``, in which SCRIPT is symbolic.py. A script has
 ``prepare()``, which imports what it needs before any time limit applies, ``reply(*request) -> bytes``, MEMORY_LIMIT in
 bytes of address space, and ORPHAN_LIMIT in seconds. Requests arrive on the connection FD as JSON lists.
 """

@@ -36,8 +36,7 @@ class Worker:
     again, with torch and trl. A forked process inherits the memory and the locks of the training process.
     """
 
-    def __init__(self, script: Path | None = None, needs: str = "math-verify and sympy") -> None:
-        self.script, self.needs = script, needs
+    def __init__(self) -> None:
         self.calls = 0  # comparisons that reached sympy; the exact rules decide all others
         self.timeouts = 0  # counted by compare.equivalent
         self.process: subprocess.Popen[bytes] | None = None
@@ -130,7 +129,7 @@ class Worker:
             if message != "ready":
                 self.stop()
                 raise RuntimeError(
-                    f"the process did not start ({message}): install {self.needs}"
+                    f"the process did not start ({message}): install math-verify and sympy"
                     if message
                     else f"the process was killed while it started, or took over {START_LIMIT:g} seconds, two times: "
                     "free memory or cores of this machine"
@@ -150,7 +149,7 @@ class Worker:
         ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", CHILD, self.script or SCRIPT, str(theirs.fileno()), *filter(None, sys.path)],
+                [sys.executable, "-I", CHILD, SCRIPT, str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,

@@ -1,6 +1,5 @@
 """One look before the first step: what would be a silent 0 % for a whole run is refused, with its cause."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from gtpo.arguments import PromptArguments
 from gtpo.data.preview import MOST_ROWS, check_first_rows, look
 from gtpo.data.tokenizer import prepare_tokenizer
-from gtpo.errors import UsageError
 from gtpo.models.hub import TINY_BASE
 from gtpo.prompts import TAGS
 
@@ -95,51 +93,3 @@ def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_scrip
     assert "# Its scores: format 1 of 10" not in ended.stdout and "# error: the tag <reasoning>" in ended.stdout
     ended = run_script(tmp_path, "train_gtpo.py", "--model", "tiny", "--dataset", "arithmetic", "--dry_run")
     assert "# Its scores: format 10 of 10, accuracy 10 of 10." in ended.stdout and "# <answer>" in ended.stdout
-
-
-# ---- chat templates of strangers ----
-
-HOSTILE = {
-    "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "memory": "{% set x = 'a' * 5000000000 %}{{ x }}",
-    "doubling": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
-    "power": "{{ 9 ** (9 ** 9) }}",
-    "long": "{{ 'a' * 100000000 }}",
-    "late": "{% if messages[-1]['content'] | length > 50 %}{{ 9 ** (9 ** 9) }}{% endif %}" + CHATML,
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_template_neither_hangs_nor_fills_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
-    tokenizer = byte_level(**SMOLLM2 | {"template": HOSTILE[name]})
-    words = "chat template .*(takes more than|MemoryError)|chat template .*it writes 100,000,000 characters"
-    with refused(words):
-        prepare_tokenizer(tokenizer, "some/model")
-        look(tokenizer, PROMPT, "4", PromptArguments())
-    assert look(byte_level(**SMOLLM2), PROMPT, "4", PromptArguments()).fault is None  # the next one is rendered
-
-
-def test_a_template_is_bounded_from_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1.0)
-    hostile = byte_level(**SMOLLM2 | {"template": HOSTILE["loop"]})
-    plain = byte_level(**SMOLLM2)
-    with ThreadPoolExecutor(2) as pool:
-        late = pool.submit(prepare_tokenizer, hostile, "some/model")
-        assert pool.submit(look, plain, PROMPT, "4", PromptArguments()).result().fault is None
-        assert isinstance(late.exception(), UsageError)
-
-
-FEATURES = (
-    "{% generation %}{% for m in messages %}{% if loop.index > 9 %}{% break %}{% endif %}{{ m | tojson }}"
-    "{{ tools is none }}{{ strftime_now('%Y') | length }}{{ eos_token }}{% endfor %}{% endgeneration %}"
-)
-
-
-def test_what_templates_use_is_there() -> None:
-    """The process that tries a template knows what Transformers gives to it."""
-    tokenizer = byte_level(**SMOLLM2 | {"template": FEATURES})
-    text = look(tokenizer, PROMPT, "4", PromptArguments()).prompt
-    assert text == json.dumps(PROMPT[0], ensure_ascii=False) + "True4<|im_end|>"
