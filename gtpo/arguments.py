@@ -8,13 +8,13 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, nearest
 from gtpo.files import read_regular
 from gtpo.prompts import TAGS, PromptFormat, Tags, default_system_prompt
 
@@ -209,6 +209,15 @@ def _text_or_file(name: str, value: str) -> str:
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text
+
+
+def split_function(name: str, known: Iterable[str], noun: str) -> tuple[str, str]:
+    """(module, function) of ``file.py:function`` or ``module:function``, which is not one of ``known``."""
+    module, _, function = name.rpartition(":")
+    if not module:
+        choice = ", ".join([*known, "file.py:function"])
+        raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
+    return module, function
 
 
 @dataclass

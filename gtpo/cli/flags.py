@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import SHORT_NAMES, check_fields, fields_of, name_of
 from gtpo.cli.validation import CHECKS
@@ -33,8 +34,8 @@ ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
 }
 
 
-def check_flags(method: str, argv: Sequence[str], classes: Classes) -> None:
-    """Refuse unknown flags, and numbers and choices that the parser would refuse seconds later, in argparse's words.
+def check_flags(method: str, argv: Sequence[str], classes: Classes) -> dict[str, Any]:
+    """The value of each flag; unknown ones are refused, and values that the parser would refuse, in argparse's words.
 
     Args:
         method: gtpo, grpo or sft.
@@ -62,6 +63,7 @@ def check_flags(method: str, argv: Sequence[str], classes: Classes) -> None:
     check_fields(numbers, CHECKS)
     if method == "gtpo" and known.beta:
         raise UsageError(f"--beta is {known.beta}: expected 0, because GTPO has no KL term: train_grpo.py has one.")
+    return {name: value for name, value in vars(known).items() if name in flags_on(argv)}
 
 
 def annotations_of(config: str) -> dict[str, str]:
@@ -84,6 +86,8 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
     if unknown:
         word = min(unknown, key=lambda word: not word.startswith("--")).partition("=")[0]
         close = similar(word.removeprefix("--"), [*names, "help"])
+        if short := [f"--{name}" for name, full in SHORT_NAMES.items() if f"--{full}" == word]:
+            close = f" ({', '.join(short)})"  # what was typed, perhaps
         raise UsageError(
             f"unknown argument {word!r}{close}: every setting is --key value, --help and --help_all list them."
         )

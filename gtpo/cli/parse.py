@@ -13,6 +13,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from gtpo.arguments import (
 from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, refuse_unknown, similar, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.presets import Preset
-from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings, given_sizes
+from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 from gtpo.models.backend import (
@@ -95,10 +96,30 @@ def load_backend_from_flags(method: str, classes: Classes, argv: Sequence[str] |
         print_help(method, classes, _help_preset(method, flags))
     if HELP_ALL in argv:
         return "transformers"  # parse prints it and exits
-    check_flags(method, argv, classes)
+    given = check_flags(method, argv, classes)
     start = find_start(method, flags)
+    _check_inputs(method, start, given)
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
+
+
+def _check_inputs(method: str, start: "_Start", given: Values) -> None:
+    """:func:`gtpo.cli.early.check_inputs` for the settings of preset, file and command line."""
+    from gtpo.cli.early import check_inputs  # they import more than `--help` needs
+    from gtpo.runs.start import check_directory, refuse_few_rows
+
+    values = Preset(method, preset_name(start.model), "cpu").values()
+    of_file = {} if start.config is None else read_yaml(start.config, aliases=False)
+    values |= {name_of(key): value for key, value in of_file.items()} | given
+    if not start.of_run:
+        check_model_name(start.model)
+    with suppress(TypeError):  # of a number in quotes in a file, which the parser of all settings reads
+        sizes = check_inputs(method, values)
+        if not start.dry_run:
+            refuse_few_rows(*sizes)
+    path = start.run.path if start.run else _run_directory(method, start.model, values, given.keys())
+    if path and not start.dry_run:
+        check_directory(path, bool(start.run), "overwrite" in given)
 
 
 def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> Settings:
@@ -229,12 +250,8 @@ def find_start(method: str, flags: Flags) -> _Start:
         of_prompt = RunDirectory(adapter.parent).read_config()
         model = of_prompt["model"]
     backend = given.get("backend", ModelArguments.backend)
-    return _Start(model, backend, _is_on("dry_run", flags), run, config, of_run, adapter, of_prompt)
-
-
-def _is_on(name: str, flags: Flags) -> bool:
-    """Whether a flag of the command line without a default is set."""
-    return (flags.get(name, "no") or "yes").lower() in TRUE
+    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
+    return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
 
 
 def find_run(method: str, flags: Flags) -> RunDirectory | None:
@@ -400,13 +417,21 @@ def _word_of(value: Any, action: argparse.Action) -> str:
 def _derive(method: str, preset: Preset, start: _Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    group, prompts, batch, steps = given_sizes(values, named, processes)
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    batch, steps = map(values.get, sizes)
+    group = values.get("num_generations", 1)
+    prompts = values["prompts_per_step"]
+    if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
+        steps = None  # that of a file is for its groups
+        share = group * (prompts or 1) / processes
+        while batch and batch > 1 and share % batch:
+            batch -= 1  # no more memory
     shares_host = values["use_cpu"] and processes > 1
     has_estimate = "num_generations" in values and preset.name != "tiny" and not shares_host
     if has_estimate and not batch and not steps:
         batch = derived_micro_batch(values, processes)
     geometry = batch_geometry(group, prompts, batch, steps, processes)
-    values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = geometry
+    values |= zip(sizes, geometry, strict=True)
     values |= evaluation_settings(values, processes)
     if start.run:
         values["resume"] = values["output_dir"] = str(start.run.path)

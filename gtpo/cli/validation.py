@@ -4,11 +4,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection
 from functools import partial
 from operator import not_
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import Check, Values, check_fields
 from gtpo.errors import UsageError
@@ -57,20 +55,6 @@ _ONLY_WITH_ROWS = (
     "eval_split eval_strategy eval_steps eval_delay eval_on_start num_generations_eval metric_for_best_model "
     "greater_is_better"
 )
-
-
-def given_sizes(values: Values, named: Collection[str], processes: int) -> tuple[int, Any, Any, Any]:
-    """(G, prompts per step, batch size, accumulation) as given: those of a file are for its groups."""
-    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    batch, steps = map(values.get, sizes)
-    group = values.get("num_generations", 1)
-    prompts = values.get("prompts_per_step")
-    if {"num_generations", "prompts_per_step"} & {*named} and not {*sizes} & {*named}:
-        steps = None
-        share = group * (prompts or 1) / processes
-        while batch and batch > 1 and share % batch:
-            batch -= 1  # no more memory
-    return group, prompts, batch, steps
 
 
 def batch_geometry(

@@ -21,11 +21,16 @@ from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArgu
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import (
+    DATASETS,
+    ROLES,
+    Columns,
     Placed,
     Row,
     Table,
     check_source,
+    columns_of,
     is_on_hub,
+    named_columns,
     read_file,
     read_hub,
     read_table,
@@ -43,7 +48,7 @@ from gtpo.data.values import (
     to_question,
     to_text,
 )
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
 from gtpo.grading.worker import shared_worker
@@ -73,9 +78,6 @@ class Problem:
 # The datasets of the paper
 
 
-Columns = dict[str, str]  # role, such as question, answer, reasoning -> column
-
-
 class Source(NamedTuple):
     """Where a split is stored, and the columns of its rows."""
 
@@ -93,8 +95,6 @@ _READERS = {"gsm8k": gsm8k_gold, "boxed": last_boxed}
 SOURCES = {  # SPLIT/NAME -> source
     name: Source(**fields) for name, fields in read_yaml(Path(__file__).with_name("sources.yaml")).items()
 }
-DATASETS = ("gsm8k", "math", "arithmetic")
-ROLES = ("prompt", "answer", "solution")  # of columns of your data
 Picked = tuple[list[Placed], dict[str, list[str]]]  # rows, and reason -> places of those that are dropped
 
 
@@ -332,7 +332,7 @@ def _load_own(
 
 def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | None) -> Picked:
     """:func:`_pick` of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
-    named = {role: getattr(flags, f"{role}_column", role) for role in ROLES}
+    named = named_columns(flags)
     needed = ("prompt",) if graded is None else ("prompt", "answer")
     lists = []
 
@@ -373,7 +373,7 @@ def _pick(
     ``required``, and has its own name, needs no column; those in ``needed`` are not empty. Other columns keep their
     names. ``read`` is called for each answer that is needed, with its place; None: it cannot be read.
     """
-    roles = _columns_of(table, named, required)
+    roles = columns_of(table, named, required)
     taken = {*roles, *roles.values()}
     reads = "answer" in roles and "answer" in needed
     kept = []
@@ -398,20 +398,6 @@ def _pick(
         total = len(table.rows)
         logger.warning("%s: %d of %d rows dropped: %s", table.name, total - len(kept), total, told)
     return kept, dropped
-
-
-def _columns_of(table: Table, named: Columns, required: Collection[str]) -> Columns:
-    """Role -> column, of the roles that have one; a UsageError for another that needs it."""
-    roles = {}
-    for role, name in named.items():
-        if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
-            roles[role] = name
-        elif role in required or name != role:
-            raise UsageError(
-                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has {table.columns}; "
-                "set --prompt_column and --answer_column."
-            )
-    return roles
 
 
 def _to_dataset(rows: list[Row]) -> "Dataset":

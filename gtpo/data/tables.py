@@ -19,8 +19,11 @@ from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import check_regular
 
 Row = dict[str, Any]
+Columns = dict[str, str]  # role, such as prompt, answer, solution -> column
 Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or their own
 Placed = tuple[Row, str]  # a row with its place: `line 3 of my.csv`
+DATASETS = ("gsm8k", "math", "arithmetic")  # that a run trains on by name
+ROLES = ("prompt", "answer", "solution")  # of columns of your data
 MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
 MAX_CELLS = 2**25
@@ -61,6 +64,25 @@ def value_of(row: Row, name: str) -> Any:
     for field in name.split("."):
         value = value.get(field) if isinstance(value, dict) else None
     return value
+
+
+def named_columns(flags: SourceArguments) -> Columns:
+    """Role -> the column of your data that the settings name."""
+    return {role: getattr(flags, f"{role}_column", role) for role in ROLES}
+
+
+def columns_of(table: Table, named: Columns, required: Collection[str]) -> Columns:
+    """Role -> column, of the roles that have one; a UsageError for another that needs it."""
+    roles = {}
+    for role, name in named.items():
+        if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
+            roles[role] = name
+        elif role in required or name != role:
+            raise UsageError(
+                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has {table.columns}; "
+                "set --prompt_column and --answer_column."
+            )
+    return roles
 
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:

@@ -18,6 +18,7 @@ from textwrap import shorten
 from types import ModuleType
 from typing import Any, cast
 
+from gtpo.arguments import split_function
 from gtpo.errors import RunError, UsageError, first_line, nearest
 from gtpo.grading.latex import TABLES
 
@@ -105,10 +106,7 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
 
 
 def import_named(name: str, known: Known, noun: str) -> Reward:
-    module, _, function = name.rpartition(":")
-    if not module:
-        choice = ", ".join([*known, "file.py:function"])
-        raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
+    module, function = split_function(name, known, noun)
     sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     is_file = path.is_file() or module.endswith(".py")

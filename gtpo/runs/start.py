@@ -45,19 +45,13 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
-    if len(rows) < prompts:
-        raise UsageError(
-            f"{len(rows)} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1."
-        )
+    refuse_few_rows(len(rows), prompts)
     settings.made_from |= made_from(settings, rows, held_out)
     for reporter in get_reporting_integration_callbacks(settings.trainer.report_to):
         reporter()  # raises where its package is missing
     run = RunDirectory(settings.output_dir)
     start = settings.run
-    if is_main_process() and run.lock.exists():
-        _lock(run)
-    if start.resume and start.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    check_directory(run.path, bool(start.resume), start.overwrite)
     if start.resume:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:
@@ -66,12 +60,30 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         check_base(checkpoint)
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
-    if is_main_process() and _has_content(run):  # the other processes find what the main one has created
-        if not run.is_ours:
-            raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
-        if not start.overwrite:
-            raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
     return None
+
+
+def refuse_few_rows(rows: int, prompts: int) -> None:
+    """A UsageError for fewer training rows than prompts of a step."""
+    if rows < prompts:
+        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1.")
+
+
+def check_directory(path: str | Path, resume: bool, overwrite: bool) -> None:
+    """Lock a run that exists; refuse a directory of another program, and a new run where there is one."""
+    if resume and overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if not is_main_process():  # the other processes find what the main one has created
+        return
+    run = RunDirectory(path)
+    if run.lock.exists():
+        _lock(run)
+    if resume or not _has_content(run):
+        return
+    if not run.is_ours:
+        raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
+    if not overwrite:
+        raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
 
 
 def start_run(settings: Settings) -> None:

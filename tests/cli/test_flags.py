@@ -9,18 +9,20 @@ from argparse import ArgumentError
 from pathlib import Path
 
 import pytest
-from helpers.files import tables_of
+from helpers.files import tables_of, write_lines
 from helpers.refusals import refused
+from helpers.runs import fake_run
 from helpers.scripts import ROOT, run_process
 from helpers.settings import parsed
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.flags import annotations_of, check_flags, spelled_out
-from gtpo.cli.parse import parse_evaluation
+from gtpo.cli.parse import load_backend_from_flags, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from train_gtpo import SETTINGS
+from train_sft import SETTINGS as OF_SFT
 
 TABLES = tables_of(__file__)
 
@@ -95,21 +97,60 @@ def test_the_help_of_an_evaluation_has_its_own_texts() -> None:
     assert "default: None" not in words and "default: []" not in words
 
 
-def test_the_scripts_refuse_names_of_flags_before_torch_is_imported(tmp_path: Path) -> None:
-    code = """
+@pytest.fixture
+def inputs(here: Path) -> Path:
+    """The working directory with data, a reward, a directory of another program."""
+    (here / "two.csv").write_text("prompt,answer\n1 + 1?,2\n2 + 2?,4\n")
+    (here / "broken.jsonl").write_text("[1]\n")
+    rows = [{"task": "1 + 1?"}] * 1100 + [{"task": "1 + 1?", "late": "2", "answer": "2"}]
+    write_lines(here / "long.jsonl", rows)
+    (here / "reward.yaml").write_text("reward: [format, speed]\n")
+    (here / "words.yaml").write_text("reward: format\ntags: <a> </a> <b> </b>\n")
+    (here / "other").mkdir()
+    (here / "other" / "notes.txt").write_text("mine")
+    (here / "settings.yaml").write_text("output_dir: mine\n")
+    (here / "quoted.yaml").write_text("limit: '2'\n")
+    return here
+
+
+REFUSAL = """
 import json, sys
 import {script}
-sys.argv = ["{script}.py", "--modle", "x"]
-try:
-    {script}.main()
-except ValueError as error:
-    print(json.dumps([str(error), sorted({{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys())]))
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["{script}.py", *words]
+    try:
+        {script}.main()
+    except ValueError as error:
+        print(json.dumps([str(error), sorted({{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys())]))
 """
-    for script in ("train_gtpo", "train_grpo", "train_sft"):
-        command = [sys.executable, "-c", code.format(script=script)]
-        ended = run_process(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        message, imported = json.loads(ended.stdout)
-        assert "'model'" in message and imported == []
+
+
+@pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft"])
+def test_wrong_inputs_are_refused_before_torch_is_imported(script: str, inputs: Path) -> None:
+    fake_run(inputs / "mine", {"model": "tiny", "gamma": 0.1, "num_generations": 4}, steps=[5])
+    table = dict(TABLES["wrong_inputs_are_refused_before_torch_is_imported"])
+    if script != "train_gtpo":
+        del table["--resume --overwrite --output_dir mine"]  # a run of another script
+    if script != "train_sft":
+        table |= dict(TABLES["wrong_rewards_are_refused_before_torch_is_imported"])
+    argv = json.dumps([flags.split(" ") for flags in table])
+    command = [sys.executable, "-c", REFUSAL.format(script=script), argv]
+    ended = run_process(command, cwd=inputs, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    found = list(map(json.loads, ended.stdout.splitlines()))
+    assert len(found) == len(table) and all(imported == [] for _, imported in found)
+    assert [text for (message, _), text in zip(found, table.values(), strict=True) if text not in message] == []
+
+
+@pytest.mark.parametrize("flags", TABLES["right_inputs_pass"])
+def test_right_inputs_pass(flags: str, inputs: Path, no_gpu: None) -> None:
+    stored = {"model": "tiny", "gamma": 0.1, "num_generations": 4, "prompts_per_step": 1, "dataset": "two.csv"}
+    fake_run(inputs / "mine", stored, steps=[5])
+    assert load_backend_from_flags("gtpo", SETTINGS, flags.split()) == "transformers"
+
+
+def test_a_short_name_is_told_in_a_message_of_its_long_one() -> None:
+    with refused(r"unknown argument '--num_generations' \(--G\)"):
+        check_flags("sft", spelled_out(["--G", "8"]), OF_SFT)
 
 
 def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
