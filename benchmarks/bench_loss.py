@@ -4,7 +4,6 @@
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
     python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
-    python benchmarks/bench_loss.py --mask 17d0dc5   # conflict_mask alone, next to that of an earlier revision
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
 One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
@@ -58,7 +57,6 @@ PEERS = {
 }
 NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls"}
 CONFIDENT = 0.99
-MASKS = ((4, 12, 1500, 200), (4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
 
 
 class Case(NamedTuple):
@@ -277,50 +275,12 @@ def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) 
     return seconds | {LIMIT: best}
 
 
-def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Completions of T/2 to T tokens; half of the shared tokens are the first ones of a group, half the last ones."""
-    generator = torch.Generator().manual_seed(0)
-    rows = groups * group
-    half = shared // 2
-    ids = torch.randint(0, 128256, (groups, group, length), generator=generator)
-    lengths = torch.randint(length // 2, length + 1, (groups, group, 1), generator=generator)
-    end = ids[:, :1, -half:].repeat(1, group, 1)
-    ids[:, :, :half] = ids[:, :1, :half]
-    ids.scatter_(2, lengths - half + torch.arange(half), end)
-    mask = (torch.arange(length) < lengths).long()
-    advantages = torch.randn(rows, generator=generator)
-    return ids.view(rows, -1), mask.view(rows, -1), advantages, group
-
-
-def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, Any]:
-    """Seconds of :func:`conflict_mask` and of that of a revision, in interleaved rounds."""
-    shown = subprocess.run(["git", "show", f"{revision}:gtpo_loss.py"], cwd=ROOT, capture_output=True, check=True)
-    earlier = types.ModuleType("earlier")
-    exec(compile(shown.stdout, "gtpo_loss.py", "exec"), vars(earlier))
-    cases: dict[str, Any] = {}
-    for groups, group, length, shared in MASKS:
-        inputs = mask_case(groups, group, length, shared)
-        steps = {
-            "before": partial(earlier.conflict_mask, *inputs),
-            "now": partial(conflict_mask, *inputs),
-        }
-        assert torch.equal(steps["before"](), steps["now"]())
-        entry = cases.setdefault(f"{groups} x {group} x {length}, {shared} shared", {})
-        for count in threads:
-            torch.set_num_threads(count)
-            seconds = medians(steps, rounds, "cpu")
-            seconds["ratio"] = seconds["before"] / seconds["now"]
-            entry[str(count)] = seconds
-            print(f"{groups} x {group}, {count} thread(s): {seconds}", file=sys.stderr)
-    return provenance("cpu", ("torch",)) | {"before": revision, "rounds": rounds, "conflict_mask": cases}
-
-
 # Memory
 
 
 def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that one step adds, measured in a fresh process."""
-    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--threads", str(args.threads[0])]
+    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--threads", str(args.threads)]
     for flag in ("device", "group", "length"):
         command += [f"--{flag}", str(getattr(args, flag))]
     if args.authors:
@@ -522,9 +482,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="T, tokens of a completion")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N", help="one, or for --mask several")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
-    parser.add_argument("--mask", metavar="REVISION", help="time conflict_mask next to that of a git revision")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -532,14 +491,14 @@ def main() -> None:
     if args.markdown:
         print(markdown(json.loads(args.markdown.read_text())))
         return
-    torch.set_num_threads(args.threads[0])
+    torch.set_num_threads(args.threads)
     if args.authors:
         torch.compiler.set_stance("force_eager")
     if args.peak:
         print(peak(args.peak, args.shapes[0], args))
         return
-    result = compare_masks(args.mask, args.rounds, args.threads) if args.mask else run(args)
-    print(json.dumps(result, indent=1) if args.mask else markdown(result))
+    result = run(args)
+    print(markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)
