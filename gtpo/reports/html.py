@@ -1,4 +1,4 @@
-"""The report of a run: its curves, completions of several steps, and groups with the weight of each token.
+"""The report of a run: its curves, a held-out prompt over training, and groups with the weight of each token.
 
     python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
 
@@ -128,7 +128,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     settings = run.read_config()
     environment = run.read_environment()
     method = method_of(run)
-    shown, samples = _read_groups(run, settings, reward_names(rows), groups)
+    shown = _read_groups(run, settings, reward_names(rows), groups)
     page = TEMPLATES.get_template("report.html.jinja").render(
         method=method,
         ended=date.fromtimestamp(run.metrics.stat().st_mtime),
@@ -141,7 +141,6 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         again=method and command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME"),
         curves=_curves(run, settings["run_name"], rows),
         held_out=read_held_out(run, groups),
-        samples=samples,
         groups=shown,
         settings=settings,
     )
@@ -158,15 +157,12 @@ def _curves(run: RunDirectory, name: str, rows: Rows) -> str:
     return tag + drawing.replace("#000000", "currentColor")
 
 
-def _read_groups(
-    run: RunDirectory, settings: Values, rewards: Sequence[str], count: int
-) -> tuple[list[tuple[int, str]], list[Sample]]:
-    """Of so many stored tables (step, HTML) of the first group, and its first completion.
+def _read_groups(run: RunDirectory, settings: Values, rewards: Sequence[str], count: int) -> list[tuple[int, str]]:
+    """(step, HTML) of the first group of so many stored tables.
 
     A table that cannot be read is logged.
     """
     shown = []
-    samples = []
     positive_weight = settings.get("conflict_positive_weight", 2.0)
     for path in _spread(run.completion_tables(), count):
         try:
@@ -174,11 +170,7 @@ def _read_groups(
             shown.append((step, group_html(group)))
         except Exception as error:  # a truncated file, or a foreign one
             logger.warning("%s cannot be read and is not shown: %s", path, error)
-            continue
-        asked = group.messages[-1]["content"] if group.messages else group.prompt
-        first = {name: values[0] for name, values in group.rewards.items()}
-        samples.append(Sample(step, asked, "".join(group.tokens[0]), first))
-    return shown, samples
+    return shown
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:
