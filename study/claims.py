@@ -1,6 +1,6 @@
 """The paper's claims, rows of ``study/claims.yaml``: what they measure, their verdicts, and the runs that they need.
 
-A verdict is by the 95 % interval of the mean margin over the seeds, paired by seed.
+A verdict is by the 95 % interval of the mean margin over the seeds, paired by seed, and its exact p.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ from study.measures import Measure, SeedRuns
 from study.rendering import render
 
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
+LEVEL = 0.05  # of the exact p
 FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing
 NUMBERS = ("mean", "difference", "half_width", "value", "threshold")  # of a row, rounded
 SMALL, NOT_COUNTED = "no large difference", "not counted"
@@ -100,16 +101,16 @@ def verdict(margins: Numbers, size: float | None) -> str:
             a threshold.
 
     Returns:
-        "not run" or "too few seeds"; "holds" if the interval is above 0; "does not hold" if it is below 0; "no large
-        difference" if it has 0 in it and is within ± ``size``; "undecided" otherwise.
+        "not run" or "too few seeds"; "holds" if the interval is above 0, "does not hold" if it is below 0, and p is
+        below 0.05, which takes six seeds; of the others "no large difference" if the interval is within ± ``size``,
+        else "undecided".
     """
     found = interval(margins)
     if found is None:
         return "too few seeds" if margins else "not run"
-    if found.low > 0:
-        return "holds"
-    if found.high < 0:
-        return "does not hold"
+    p = sign_flip_p(margins)
+    if p is not None and p < LEVEL and found.low * found.high > 0:
+        return "holds" if found.low > 0 else "does not hold"
     return SMALL if is_small(found, size) else "undecided"
 
 
