@@ -38,6 +38,7 @@ DIRECTORY, README = PLACES["tiny"], Path("README.md")
 PAGES = {  # template -> page
     "reproduction.template.md": Path("docs/reproduction.md"),
     "figures.template.md": DIRECTORY / "claims.md",
+    "rates.template.md": Path("results/rates.md"),
 }
 METRICS = read_experiments()["stored_metrics"]
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
@@ -75,6 +76,7 @@ def summarize(
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
         "greedy": scores_of(found["collapse"]),
+        "untrained": {place: scores_of(results).get("base", {}) for place, results in found.items()},
         "stable": _formatting_lost(results, spec["window"]),
     }
 
