@@ -262,7 +262,7 @@ def plan_state(comparison: Comparison, revisions: Words) -> str:
         done = subprocess.run(show, cwd=comparison.results, capture_output=True, text=True, encoding="utf-8")
         if done.returncode:
             return "uncommitted"
-        if done.stdout != plan_text(comparison):
+        if done.stdout.split() != plan_text(comparison).split():  # lines may be wrapped otherwise
             return "another"
     return "committed" if revisions else "uncommitted"
 

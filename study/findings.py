@@ -1,5 +1,6 @@
 """The values of the pages that no planned comparison has: differences and means of stored runs."""
 
+import logging
 import re
 from collections.abc import Mapping
 from itertools import product
@@ -80,6 +81,7 @@ def alarms_in(results: Results, runs: str) -> list[bool]:
 
     from gtpo import CollapseAlarm
 
+    logging.getLogger(CollapseAlarm.__module__).setLevel(logging.ERROR)  # one warning a run
     rang = []
     for (name, seed), table in results.runs.items():
         if re.fullmatch(runs, f"{name}-s{seed}"):

@@ -38,7 +38,7 @@ DIRECTORY, README = PLACES["tiny"], Path("README.md")
 PAGES = {  # template -> page
     "reproduction.template.md": Path("docs/reproduction.md"),
     "figures.template.md": DIRECTORY / "claims.md",
-    "rates.template.md": Path("results/rates.md"),
+    "details.template.md": Path("results/details.md"),
 }
 METRICS = read_experiments()["stored_metrics"]
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")

@@ -32,7 +32,7 @@ from study.storage import only, read_origins
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
 NOTHING = Results.of({})
-PAGE, CLAIMS = PAGES.values()
+PAGE, CLAIMS, DETAILS = PAGES.values()
 
 
 def found_in(tiny: Results) -> dict[str, Results]:
@@ -114,6 +114,7 @@ def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
         DIRECTORY / "summary.json",
         PAGE,
         CLAIMS,
+        DETAILS,
         README,
     ]
     summary = read_json(DIRECTORY / "summary.json")

@@ -433,7 +433,7 @@ def test_the_plans_of_the_planned_comparisons(name: str) -> None:
     """plan.md, once it is written, is what the configuration says."""
     comparison = Comparison(name, read_experiments()["comparisons"][name])
     path = Path(__file__).parents[2] / comparison.results / "plan.md"
-    assert not path.is_file() or path.read_text() == plan_text(comparison)
+    assert not path.is_file() or path.read_text().split() == plan_text(comparison).split()
     assert {arm for row in comparison.primary for arm in row.get("arms", ())} <= {arm.name for arm in comparison.arms}
 
 
