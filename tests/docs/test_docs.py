@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from helpers.scripts import ROOT, RunScript
-from pytest import TempPathFactory, fixture, mark
+from pytest import TempPathFactory, approx, fixture, mark
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
+TABLES = [*PAGES, *sorted((ROOT / "results").rglob("*.md")), *ROOT.glob("C*.md"), *(ROOT / "data").glob("*.md")]
 PAST = [ROOT / "docs/log.md"]  # names what was there at the time
 SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
 OTHER_PROGRAMS = {
@@ -50,19 +52,53 @@ def file_named(name: str, *places: str) -> Path:
     return found
 
 
-def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
+def test_the_paper_map_names_functions_that_exist() -> None:
     text = (ROOT / "docs/method.md").read_text().partition("## From the paper to the code")[2]
-    tests = re.findall(r"`([\w/]*test_\w+)(?:\.py)?::(test_\w+)`", text)
-    assert len(tests) > 40
-    for file, name in tests:
-        assert f"def {name}(" in file_named(f"{file}.py", "tests").read_text(), f"{file}::{name}"
-    entries = re.findall(r"^\* \*\*.*?\*\*: (.*?)\n  Tests: ", text, re.MULTILINE | re.DOTALL)
-    assert len(entries) > 25
-    for cell in entries:
+    rows = tables_in(text)[0][2:]
+    assert len(rows) > 25
+    for _, cell in rows:
         files = re.findall(r"\(`([\w/]+\.py)`\)", cell)
         sources = "".join(file_named(file, "gtpo", "study").read_text() for file in files)
         for name in re.findall(r"`([A-Za-z_]\w+(?:\.\w+)?)`(?!\))", cell):
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
+
+
+def test_the_simulated_drift_is_that_of_the_lines_on_the_page() -> None:
+    """With fewer groups: the standard error is 0.002."""
+    page = (ROOT / "docs/method.md").read_text()
+    code, _, rest = page.partition("```python\n")[2].partition("\nfor case in")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    rows = tables_in(rest)[0][2:]
+    assert len(rows) == 4
+    for share, rights, *drifts in rows:
+        right = [float(text.strip(" %")) / 100 for text in rights.split(",")]
+        for weights, shown in zip(((1, 1), (2, 0), (1, 0)), drifts, strict=True):
+            found = names["drift"](float(share), *right, *weights, groups=20_000)
+            assert found == approx(float(shown.strip("*")), abs=0.008)
+
+
+def tables_in(page: str) -> list[list[list[str]]]:
+    """The tables of a page, as rows of cells; GitHub splits at a pipe also in code."""
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M)
+    return [
+        [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
+        for block in blocks
+    ]
+
+
+@mark.parametrize("page", TABLES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_row_of_a_table_has_the_cells_of_its_header(page: Path) -> None:
+    for table in tables_in(page.read_text()):
+        assert {len(row) for row in table} == {len(table[0])}, table[0]
+        assert all(re.fullmatch("-+", cell) for cell in table[1]), table[0]
+
+
+@mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_code_are_not_cut_where_a_page_is_shown(page: Path) -> None:
+    """GitHub shows 95 characters; what is behind them is seen only by scrolling."""
+    blocks = re.findall(r"^```.*?^```", page.read_text(), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 95] == []
 
 
 @mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -53,7 +53,7 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     lines = metrics_of(tmp_path / "run")
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
     assert not (tmp_path / "run/merged").exists()
-    serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
+    serve, merge, _ = section("Serve and share", "bash")[0].replace("\\\n", "").splitlines()  # the last needs llama.cpp
     assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
     argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
     run(tmp_path, *argv, "--reward", "my_reward.py:concise")
@@ -74,7 +74,7 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
     script = script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu)
     (tmp_path / "mine.py").write_text(f"{load}\n{script}\n{inspect}")
     run(tmp_path, "mine.py", installed=installed)
-    assert read_json(tmp_path / "outputs/mine/initial_entropy.json")["prompts"] == 4
+    assert read_json(tmp_path / "outputs/trl/initial_entropy.json")["prompts"] == 4
     assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
 
 
@@ -85,7 +85,7 @@ def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
     cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", save_steps=2, per_device_train_batch_size=4, '
     (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu))
     run(tmp_path, "mine.py")
-    state = read_json(tmp_path / "outputs/mine/checkpoint-2/trainer_state.json")
+    state = read_json(tmp_path / "outputs/trl/checkpoint-2/trainer_state.json")
     assert [row["step"] for row in state["log_history"] if row.get("initial_entropy", 0) > 0] == [0]
 
 
