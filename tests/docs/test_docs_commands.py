@@ -22,6 +22,7 @@ STANDS_FOR = {  # models of the Hub, a variable of the shell
 }
 NEEDS = """
 git clone: the published address (test_readme.py clones the checkout)
+export: a shell
 source: a shell
 pip: the network
 hf: an account of the Hub

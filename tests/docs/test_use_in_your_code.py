@@ -21,7 +21,7 @@ def section(title: str, language: str) -> list[str]:
     """The code blocks of a language under a heading."""
     part = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     (text,) = (text for text in part if text.startswith(title))
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", text.replace("\\\n", ""), re.MULTILINE | re.DOTALL)
 
 
 def run(directory: Path, *argv: str, installed: Path | None = None) -> str:
@@ -53,7 +53,7 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     lines = metrics_of(tmp_path / "run")
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
     assert not (tmp_path / "run/merged").exists()
-    serve, merge, _ = section("Serve and share", "bash")[0].replace("\\\n", "").splitlines()  # the last needs llama.cpp
+    serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
     assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
     argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
     run(tmp_path, *argv, "--reward", "my_reward.py:concise")
