@@ -53,7 +53,9 @@ def test_differences_and_counts_by_hand() -> None:
         formatting = {"grpo": 50.0, "correction": 51.0 - 2 * share / 100, "gtpo": 50.0, "dr_grpo": 50.0}
         arms = {(f"{arm}-0.3e-3", 501): calm | constant(formatting=value) for arm, value in formatting.items()}
         places[f"missing-{share}"] = table(arms)
-    places |= dict.fromkeys(("low_rate", "zero_advantage"), table({})) | {"first_lost": table(first)}
+    places |= dict.fromkeys(("low_rate", "zero_advantage", "mode-guesses", "mode-reasons"), table({})) | {
+        "first_lost": table(first)
+    }
     halves = {"correction": 40.0, "correction_gamma": 60.0, "correction_filter": 30.0, "gtpo": 10.0}
     places["entropy_parts"] = table(
         {(f"{arm}-1e-3", 461): calm | constant(formatting=value) for arm, value in halves.items()}
