@@ -1,7 +1,7 @@
 """GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
 
     from gtpo import GRPOTrainer, GTPOConfig, GTPOTrainer, load_backend
-    from gtpo import CollapseAlarm, SamplerProbe  # callbacks for TRL's own GRPOTrainer
+    from gtpo import CollapseAlarm  # a callback for TRL's own GRPOTrainer
 
 With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
 """
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
     from gtpo.training.callbacks import CollapseAlarm as CollapseAlarm
-    from gtpo.training.checks import SamplerProbe as SamplerProbe
     from gtpo.training.record import Measured as Measured
     from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
     from gtpo.training.trainer import GTPOConfig as GTPOConfig
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _MODULES = {
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
     "CollapseAlarm": "gtpo.training.callbacks",
-    "SamplerProbe": "gtpo.training.checks",
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }

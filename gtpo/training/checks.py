@@ -4,27 +4,21 @@ Some families scale or cut their logits in ways that no config names; a sampler 
 No other metric shows either.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
 
 from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
-from gtpo.training.batch import Batch, Metrics, isolated_rng, padded_batch
+from gtpo.training.batch import Batch, Metrics
 from gtpo.training.callbacks import non_finite_error
 
 HEAD_TOKENS = 64  # of one completion
 TF32 = 2**-10  # its rounding, of float32 products on a GPU
 INTERVAL = 20  # most optimizer steps between two checks, each of which scores the rollouts twice
 ENOUGH = 256  # tokens of a process, whose mean gap is known to a tenth
-NOISE = 0.7  # nats per token by which the probe moves the policy
-PROBE_TOKENS = 48
 MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
 
@@ -111,92 +105,12 @@ def score(trainer: Any, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def probe_sampler(trainer: Any) -> None:
-    """Raise RunError if the sampler (vLLM) does not generate with the adapter that it is handed.
-
-    The check of the rollouts sees it once the adapter has moved by more than rounding, hundreds of steps later at the
-    paper's learning rate. Here noise in ``lora_B`` moves the policy at once; the adapter and the random numbers are
-    restored. For any GRPOTrainer of TRL, before a step; about ten seconds. A model without an adapter passes, and a
-    sharded one.
-    """
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    if not hasattr(policy, "disable_adapter") or trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED"):
-        return
-    weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
-    before = [weight.clone() for weight in weights]
-    was_training = policy.training
-    device = trainer.accelerator.device
-    prompt = next(iter(trainer.train_dataset))["prompt"]
-    prompt_ids, images, fields = trainer._tokenize_prompts([prompt])
-    first, *others = prompt_ids[0]
-    try:
-        policy.eval()
-        with isolated_rng(0, device), _short_completions(trainer):
-            _move(trainer, padded_batch([[first]], [others], 0, device), weights, before)
-            trainer._last_loaded_step = -1  # TRL hands the weights over again
-            completions, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
-        if logprobs is not None:
-            rollout = padded_batch(prompt_ids, completions, 0, device)
-            scored = np.array(logprobs, dtype=np.float32)  # None: NaN
-            rollout["sampling_per_token_logps"] = torch.tensor(scored, device=device)
-            check_rollouts(trainer, rollout)
-    finally:
-        for weight, old in zip(weights, before, strict=True):
-            weight.copy_(old)
-        policy.train(was_training)
-        trainer._last_loaded_step = -1
-
-
-class SamplerProbe(TrainerCallback):
-    """:func:`probe_sampler` for TRL's own GRPOTrainer, when training begins; the trainers of gtpo do it themselves.
-
-    Without vLLM or an adapter it does nothing. ``train()`` raises RunError with the distance to the policy and to the
-    base model in nats per token.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if self.trainer.use_vllm:
-            probe_sampler(self.trainer)
-
-
-@contextmanager
-def _short_completions(trainer: Any) -> Iterator[None]:
-    """Inside, TRL's vLLM generates ``PROBE_TOKENS`` at most; that of Unsloth as many as in training."""
-    sampler: Any = getattr(trainer, "vllm_generation", None)
-    length = getattr(sampler, "max_completion_length", None)
-    if length is None:
-        yield
-        return
-    sampler.max_completion_length = min(length, PROBE_TOKENS)
-    try:
-        yield
-    finally:
-        sampler.max_completion_length = length
-
-
-def _move(trainer: Any, question: Batch, weights: list[Tensor], before: list[Tensor]) -> None:
-    """Add noise to the weights until ln pi of a question is ``NOISE`` nats per token from the base model's."""
-    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
-        base = score(trainer, question)
-    size = 1e-3
-    distance = 0.0
-    while distance < NOISE and size < 100:
-        size *= 2
-        for weight, old in zip(weights, before, strict=True):
-            weight.copy_(old + size * torch.randn_like(weight))
-        distance = float((score(trainer, question) - base).abs().mean())
-
-
-@torch.no_grad()
 def check_rollouts(trainer: Any, batch: Batch) -> None:
     """Raise RunError if rollouts do not come from the adapter, or the sampler is far from policy and base model.
 
     Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot
     separate the two. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the policy
-    count as sampled without the adapter. A model without an adapter passes.
+    count as sampled without the adapter, once it has moved by more than rounding. A model without an adapter passes.
     """
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(policy, "disable_adapter"):

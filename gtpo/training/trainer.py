@@ -43,7 +43,7 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.advantages import group_advantages
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
 from gtpo.training.callbacks import check_rewards, non_finite_error
-from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
+from gtpo.training.checks import check_head, check_rollouts, next_check
 from gtpo.training.diagnosis import clip_ratios, weights_of_rows
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
@@ -81,7 +81,7 @@ class GRPOTrainer(HeldOutEvaluation):
     reward_funcs: list[Any]  # these two are TRL's
     log_completions: bool
     _next_rollout_check = 0
-    _is_first_batch = True  # of this process: the sampler and the head are checked
+    _is_first_batch = True  # of this process: the head is checked
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     logps_and_entropy = staticmethod(linear_logps_and_entropy)  # plain_logps_and_entropy is its readable twin
@@ -139,8 +139,6 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
         is_first, self._is_first_batch = self._is_first_batch, False
-        if is_first and self.use_vllm:
-            probe_sampler(self)
         batch = super()._generate_and_score_completions(inputs)
         if is_first:
             check_head(self, batch)

@@ -454,7 +454,7 @@ def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path
         (
             "rollouts",
             "from unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None\n",
-            "rollouts do not come from the adapter at step 0",
+            "rollouts do not come from the adapter at step 1",
         ),
     ],
     ids=["the sign of the gradient in the fused head", "a mask shifted by one", "an adapter that is never handed over"],

@@ -195,7 +195,7 @@ def test_rollouts_from_the_base_model_stop_the_run(
     from gtpo.forward.vllm_lora import AdapterGeneration
 
     monkeypatch.setattr(AdapterGeneration, "sync_weights", lambda self: None)  # the engine gets no adapter
-    with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 0"):
+    with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 1"):
         gaps()
 
 

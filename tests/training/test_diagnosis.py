@@ -9,10 +9,9 @@ import torch
 from helpers.canned import canned_group
 from pytest import MonkeyPatch
 
-from gtpo import SamplerProbe
 from gtpo.errors import RunError
 from gtpo.training.batch import padded_batch
-from gtpo.training.checks import check_rollouts, next_check, probe_sampler
+from gtpo.training.checks import check_rollouts, next_check
 
 
 def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
@@ -53,45 +52,6 @@ def test_a_stale_sampler_is_named_at_step_1(build: Any) -> None:
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 1: "):
         trainer.train()
     assert trainer.state.global_step == 1
-
-
-@pytest.mark.parametrize("method", ["trl", "gtpo"])
-def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(method: str, build: Any) -> None:
-    """At the paper's learning rate the adapter would differ from the base model hundreds of steps later."""
-    trainer = with_sampler(untrained_adapter(build(method, learning_rate=1e-6)), in_sync=False)
-    trainer.use_vllm = True
-    trainer._last_loaded_step = -1
-    if method == "trl":
-        trainer.add_callback(SamplerProbe(trainer))
-    with pytest.raises(RunError, match="rollouts do not come from the adapter at step 0: "):
-        trainer.train()
-    assert all(not weight.any() for name, weight in trainer.model.named_parameters() if "lora_B" in name)
-
-
-def test_the_probe_of_a_sampler_leaves_no_trace(build: Any) -> None:
-    trainer = with_sampler(untrained_adapter(build("trl")))
-    trainer.use_vllm = True
-    trainer._last_loaded_step = 0  # the initial entropy was measured with the engine
-    before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
-    sample = trainer._generate_single_turn
-    seen = []
-    state = torch.get_rng_state()
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        seen.append((trainer._last_loaded_step, {n: w.clone() for n, w in trainer.model.named_parameters()}))
-        trainer._last_loaded_step = trainer.state.global_step  # as TRL
-        return sample(*args, **kwargs)
-
-    trainer._generate_single_turn = watched
-    trainer.model.train()
-    probe_sampler(trainer)
-    [(synced, weights)] = seen
-    assert synced == -1 == trainer._last_loaded_step and trainer.model.training  # handed over before and after
-    assert {name for name in before if not torch.equal(before[name], weights[name])} == {
-        n for n in before if "lora_B" in n
-    }
-    assert all(torch.equal(before[name], weight) for name, weight in trainer.model.named_parameters())
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_a_sampler_in_sync_passes(build: Any, monkeypatch: MonkeyPatch) -> None:
