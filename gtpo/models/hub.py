@@ -1,8 +1,5 @@
 """Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
 
-import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +24,20 @@ def hub_is_reachable() -> bool:
     return True
 
 
-def is_cached(model: str, copy: bool = False) -> bool:
-    """Whether the cache has all weights of a Hub model, or with ``copy`` those of a 4-bit copy of Unsloth."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def may_need_access(model: str) -> bool:
+    """Whether a model would be downloaded from the Hub now: it is not cached, and the Hub can be reached."""
+    from huggingface_hub import try_to_load_from_cache
 
-    name = model.rpartition("/")[2]
-    copies = f"{name}-unsloth-bnb-4bit", f"{name}-bnb-4bit", f"Meta-{name}-bnb-4bit"
-    for repository in (model, *(f"unsloth/{copied}" for copied in copies if copy)):
-        try:
-            found = snapshot_download(repository, allow_patterns=["*.safetensors*"], local_files_only=True)
-        except LocalEntryNotFoundError:
-            continue
-        if _is_complete(Path(found)):
-            return True
-    return False
-
-
-def _is_complete(snapshot: Path) -> bool:
-    index = snapshot / "model.safetensors.index.json"
-    if not index.is_file():
-        return (snapshot / "model.safetensors").is_file()
-    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return all((snapshot / name).is_file() for name in files)
+    return is_hub_id(model) and not try_to_load_from_cache(model, "config.json") and hub_is_reachable()
 
 
 def check_access(model: str, copy: bool = False) -> str | None:
-    """Whether the token of this machine may read a Hub model; a server error passes, because loading reports it.
+    """Whether the token of this machine may read a gated model; loading reports any other error.
 
     With ``copy`` Unsloth trains on its own copy, which is not gated.
     """
     from huggingface_hub import auth_check
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
     try:
         auth_check(model)
@@ -68,8 +47,6 @@ def check_access(model: str, copy: bool = False) -> str | None:
             f"{model} is gated and the Hub token of this machine has no access{why}: accept its license on "
             f"https://huggingface.co/{model}, then `hf auth login` or `export HF_TOKEN=...`."
         )
-    except RepositoryNotFoundError:
-        return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
     except HfHubHTTPError:
         pass
     return None
@@ -83,20 +60,6 @@ def check_upload() -> str | None:
         whoami()
     except Exception as error:  # no network, no token, or one that is not valid
         return f"--push_to_hub: {first_line(error)}: `hf auth login`, or remove it and `hf upload` the result."
-    return None
-
-
-def check_cache(size: float = 0) -> str | None:
-    """Whether so many bytes can be written to the Hub's cache; huggingface_hub need not be installed."""
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    disk = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(disk).free
-    other = "`export HF_HOME=DIRECTORY` of another disk."
-    if not os.access(disk, os.W_OK):
-        return f"{disk}, the cache of the Hub, is not writable: {other}"
-    if size > free:
-        return f"the weights take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some, or {other}"
     return None
 
 

@@ -12,20 +12,16 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo.arguments import Settings, hub_name
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
-from gtpo.models.hub import check_access, check_cache, check_upload, hub_is_reachable, is_cached, is_hub_id
+from gtpo.models.hub import check_access, check_upload, may_need_access
 from gtpo.processes import is_main_process, refuse_data_parallel
 from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
-
-SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB
 
 
 class Check(NamedTuple):
@@ -81,7 +77,7 @@ def describe_first_row(settings: Settings, rows: Any) -> str:
 
 
 def checks(settings: Settings, backend: str) -> Iterator[Check]:
-    """The checks of a run: the Hub for an upload; on a GPU the machine, its memory, the Hub of a config.json."""
+    """The checks of a run: the Hub for an upload; on a GPU driver, GPU, its memory and access to the model."""
     if settings.given.get("push_to_hub"):
         yield Check("upload", check_upload())
     if settings.to_dict()["use_cpu"] or not gpu_is_available():
@@ -98,38 +94,16 @@ def checks(settings: Settings, backend: str) -> Iterator[Check]:
         if fault := verdict(shape, values, free, total):
             fault += f"; {free:.1f} of {total:.1f} GiB of GPU memory are free, `nvidia-smi` lists the processes."
         yield Check("GPU memory", fault, fatal=estimate(shape, values)["weights"] > free)
-    yield from checks_of_hub(model, copy=backend == "unsloth" and settings.model.load_in_4bit)
+    if may_need_access(model):
+        copy = backend == "unsloth" and settings.model.load_in_4bit
+        yield Check("access to the model", check_access(model, copy), fatal=not copy)
 
 
 def checks_of_machine() -> Iterator[Check]:
     """The checks that need neither a package nor the settings of a run, and those of PyTorch where it is installed."""
-    driver = check_driver()
-    yield Check("driver", driver)
+    yield Check("driver", check_driver())
     if is_installed("torch") and gpu_is_available():
         yield Check("compute capability", check_compute_capability())
-    elif is_installed("torch") and not driver:  # the installation may replace it
-        hidden = "PyTorch sees no GPU: `unset CUDA_VISIBLE_DEVICES`, or install PyTorch for CUDA."
-        yield Check("PyTorch", hidden, fatal=False)
-    shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0
-    small = f"{SHARED_MEMORY} has {shared / 2**20:.0f} MiB, which NCCL and vLLM share: `docker run --shm-size=8g`."
-    yield Check("shared memory", small if shared < LEAST_SHARED else None, fatal=False)
-    yield Check("cache", check_cache(), fatal=False)
-
-
-def checks_of_hub(model: str, copy: bool) -> Iterator[Check]:
-    """Connection, access and disk for a Hub model, or Unsloth's 4-bit ``copy`` of it, that is not cached."""
-    if not is_hub_id(model) or is_cached(model, copy):
-        return
-    reachable = hub_is_reachable()
-    missing = f"{model} is not in the cache of the Hub and the Hub cannot be reached: `hf download {model}` elsewhere."
-    yield Check("Hub", None if reachable else missing)
-    if not reachable:
-        return
-    yield Check("access to the model", check_access(model, copy), fatal=not copy)
-    from gtpo.models.memory import download_size, known_shape
-
-    if shape := known_shape(model):
-        yield Check("disk", check_cache(download_size(shape, copy)))
 
 
 def main() -> None:
@@ -138,12 +112,12 @@ def main() -> None:
         prog="python -m gtpo.models.preflight", description="Check a GPU machine before anything is downloaded."
     )
     parser.add_argument("--model", default="llama", help="llama, qwen, a Hub id or a local path.")
-    model = parser.parse_args().model
+    model = hub_name(parser.parse_args().model)
     if not (shutil.which("nvidia-smi") or (is_installed("torch") and gpu_is_available())):
         raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
     found = list(checks_of_machine())
-    if is_installed("transformers"):
-        found += checks_of_hub(hub_name(model), copy=True)
+    if is_installed("huggingface_hub") and may_need_access(model):
+        found.append(Check("access to the model", check_access(model, copy=True), fatal=False))
     print("\n".join(_lines(found)))
     if any(check.fault and check.fatal for check in found):
         sys.exit(2)
