@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo.errors import UsageError, nearest
-from gtpo.files import read_regular
 from gtpo.prompts import TAGS, PromptFormat, Tags, default_system_prompt
 
 Values = dict[str, Any]  # settings, metrics or facts, by name
@@ -150,7 +149,7 @@ class FormatArguments:
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = read_regular(self.chat_template).decode()
+            self.chat_template = _read(self.chat_template)
 
     @property
     def format_tags(self) -> Tags:
@@ -200,12 +199,18 @@ def stored_prompt(settings: Mapping[str, Any]) -> Values:
     return found
 
 
+def _read(path: str) -> str:
+    from gtpo.files import read_regular  # it imports yaml, which preflight may lack
+
+    return read_regular(path).decode()
+
+
 def _text_or_file(name: str, value: str) -> str:
     """The value itself, or the contents of the file that it names."""
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = read_regular(text).decode().strip()
+        text = _read(text).strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text

@@ -5,7 +5,6 @@ from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, hub_name
 from gtpo.errors import UsageError, first_line, nearest
-from gtpo.files import check_regular
 
 GB = 10**9
 MOST_LAYERS = 1000  # of a model, and of experts in a layer
@@ -86,6 +85,8 @@ def is_hub_id(model: str) -> bool:
 
 def check_model_files(directory: Path) -> None:
     """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code, and named pipes."""
+    from gtpo.files import check_regular  # it imports yaml, which preflight may lack
+
     for path in directory.iterdir():
         if not path.is_dir():
             check_regular(path)
