@@ -50,8 +50,7 @@ from gtpo.data.values import (
 )
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
-from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
-from gtpo.grading.worker import shared_worker
+from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed, shared_worker
 from gtpo.processes import is_main_process
 from gtpo.prompts import PAPER, PromptFormat
 

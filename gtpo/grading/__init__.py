@@ -40,4 +40,5 @@ from gtpo.grading.lenient import Verdicts as Verdicts
 from gtpo.grading.lenient import grade_text as grade_text
 from gtpo.grading.lenient import lenient_answer as lenient_answer
 from gtpo.grading.normal_form import normalise as normalise
+from gtpo.grading.worker import shared_worker as shared_worker
 from gtpo.grading.worker import timeouts as timeouts
