@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from helpers.files import tables_of
 from helpers.settings import CLASSES
-from paper_runs import FIGURES
 
 import gtpo.cli.parse
 from gtpo.arguments import Settings
@@ -26,26 +25,6 @@ FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 # The matrix: which runs a figure or table shows
-
-
-def test_headers_name_the_figures_and_each_figure_has_its_runs() -> None:
-    named: dict[str, set[str]] = {figure: set() for figure in FIGURES}
-    for path in FILES:
-        title = path.read_text().splitlines()[0]
-        figures = re.fullmatch(r"# (?:GTPO|GRPO|SFT), [^:]+: ((?:(?:Fig\. \d[a-d]?|Table 1|Logs)(?:, |\.$))+)", title)
-        assert figures, f"{path.name} begins with {title!r}: expected it to end with its figures"
-        for figure in figures[1].rstrip(".").split(", "):
-            assert figure in named, f"{path.name}: {figure!r} does not show training runs"
-            named[figure].add(path.stem)
-    assert named == FIGURES
-
-
-def test_run_of_several_figures_is_one_file() -> None:
-    seen: dict[str, str] = {}
-    for path in FILES:
-        run = resolved(method_of(path), "--config", str(path)) | {"run_name": None, "output_dir": None}
-        same = seen.setdefault(repr((method_of(path), sorted(run.items()))), path.name)
-        assert same == path.name, f"{path.name} repeats {same}"
 
 
 # The values: those in the name of a file, and Listing 1 for the rest
@@ -101,27 +80,6 @@ def test_values_are_those_of_the_name_and_of_listing_1(path: Path) -> None:
     assert resolved(method, "--config", str(path)) == expected
     # The file sets every value of its name, even one that equals the preset's.
     assert {key: value for key, value in read_yaml(path).items() if key != "run_name"} == values
-
-
-@each_file
-def test_every_line_is_a_key_with_the_source_of_its_value(path: Path) -> None:
-    header, _, body = path.read_text().partition("\n\n")
-    assert all(line.startswith("# ") for line in header.splitlines())
-    assert f"\n#   python train_{method_of(path)}.py --config configs/paper/{path.name}\n" in header
-    lines = [re.fullmatch(r"(\w+): (\S+) +# (.*)", line) for line in body.splitlines()]
-    assert all(lines), f"expected `key: value  # [source]`: {body}"
-    source = r"\[(?:S\d(?:\.\d)?|Fig\. \d[a-d]?|ours|log)\]"
-    without = [line[0] for line in lines if line and not re.match(source, line[3])]
-    assert not without, f"values without a source in [brackets]: {without}"
-    keys = [line[1] for line in lines if line]
-    assert len(keys) == len(set(keys)) and keys == list(read_yaml(path))
-
-
-@each_file
-def test_files_that_its_header_mentions_exist(path: Path) -> None:
-    header = path.read_text().partition("\n\n")[0]
-    for name in re.findall(r"[\w./-]+\.(?:yaml|py)", header):
-        assert any((directory / name).is_file() for directory in (CONFIGS.parent, path.parent)), name
 
 
 @pytest.mark.parametrize(

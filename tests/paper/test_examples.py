@@ -9,9 +9,7 @@ from pathlib import Path
 
 from helpers.files import read_json, read_lines
 from helpers.scripts import ROOT, run_process
-from pytest import MonkeyPatch, approx, fixture, mark
-
-from gtpo.prompts import TAGS
+from pytest import MonkeyPatch, fixture, mark
 
 DEMO = ROOT / "examples" / "demo.py"
 RECORD = """
@@ -90,13 +88,8 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert done.stdout.count("\n  before  ") == 1  # the others are wrong after the training too
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
     report = repository / "outputs" / "demo-s5" / "report.md"
-    assert done.stdout.rstrip().endswith("machine: outputs/demo-s5/report.md")
     page = report.read_text()
-    assert "git revision 0123abc, seed 5, 2 CPU cores, torch 2.13, trl 1.14." in page and "0.424 nats" in page
     assert "| accuracy | greedy | 12.5 | 50.0 |" in page and "| formatting | sampled | 25.0 | 100.0 |" in page
-    assert "(right answer: 8)\n\n* before: `<answer>0</answer>`\n* after: `<answer>8</answer>`" in page
-    assert f"| train | 0.0 | `python train_gtpo.py {training} --output_dir outputs/demo-s5/gtpo` |" in page
-    assert "2 steps in 0.0 minutes" in page and page.count("\n| evaluate, ") == 2
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
 
@@ -117,10 +110,6 @@ def test_required_word(monkeypatch: MonkeyPatch) -> None:
     assert required_word.word_reward(completions, answer=["1", "1", "1", "1"])[:3] == [10.0, 0.0, 0.0]
     stored = read_lines(ROOT / "examples" / "required_word.jsonl")
     assert stored == list(required_word.rows())
-    assert {row["answer"] for row in stored} == {"1", "2"}
-    for row in stored:
-        asks_for_2 = any(f" {thing}." in row["prompt"] for thing in ("eggs", "pens", "shells", "stamps"))
-        assert row["answer"] == ("2" if asks_for_2 else "1")
 
 
 def test_the_warm_start_of_smollm2_is_that_of_the_stored_comparison(tmp_path: Path) -> None:
@@ -128,6 +117,3 @@ def test_the_warm_start_of_smollm2_is_that_of_the_stored_comparison(tmp_path: Pa
     run_process([sys.executable, "examples/smol_data.py", tmp_path])
     text = (tmp_path / "warm_start.jsonl").read_bytes()
     assert sha256(text).hexdigest()[:16] == "e696bab2265476a6"
-    solutions = [json.loads(line)["solution"] for line in text.splitlines()]
-    assert sum("guess" in solution for solution in solutions) == approx(500, abs=50)
-    assert sum(all(tag in solution for tag in TAGS) for solution in solutions) == approx(1000, abs=60)

@@ -10,7 +10,7 @@ import pytest
 from fake_runs import entry, rows
 from helpers.files import tables_of
 from helpers.refusals import refused
-from helpers.results import files_up_to, results_of
+from helpers.results import results_of
 from helpers.runs import fake_run, write_results
 
 from gtpo.files import fingerprint
@@ -221,8 +221,3 @@ def test_condensed_results_read_back(tmp_path: Path) -> None:
     assert stored["counts"] == [[8, 3], [8, 0]] and stored["scores"] == score["scores"] and "intervals" not in stored
     assert read.scored("gtpo-g8", "arithmetic_greedy")[["pass@1", "format"]].loc[1].tolist() == [44.0, 9.0]
     assert read.scored("gtpo-g8", "gsm8k").empty and results_of({}).names == set()
-    of_metrics = Results.of({run: rows.reset_index() for run, rows in found.runs.items()})
-    for again in (found, of_metrics):  # the disk is full for the scores, for the metrics
-        with files_up_to(100), pytest.raises(OSError, match="File too large"):
-            condense(again, tmp_path / "new", ["accuracy", "kl"])
-    assert logged(read_results([tmp_path / "new"])) == logged(read)

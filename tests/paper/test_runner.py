@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.refusals import refused
-from helpers.runs import fake_run, finish, held
+from helpers.runs import finish, held
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
@@ -42,17 +42,6 @@ def test_runs_are_trained_then_skipped_and_drawn(sandbox: Any, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any) -> None:
-    runs = sandbox / "outputs/reproduce/tiny"
-    fake_run(runs / "gtpo-late-g8-s1", steps=[150])
-    fake_run(runs / "grpo-late-g8-beta0-s1", {"seed": 1})
-    assert sandbox.reproduce("fig3", "--seeds", "1") == 0
-    flags = {name: given for _, name, given in sandbox.calls()}
-    assert flags["gtpo-late-g8-s1"] == ["--resume"] and flags["grpo-late-g8-beta0-s1"] == ["--overwrite"]
-    assert flags["grpo-late-g8-beta0.04-s1"] == []
-
-
-@pytest.mark.slow
 def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (sandbox / "fail").write_text("gtpo-late-g8-s1")
     assert sandbox.reproduce("fig3", "--seeds", "1", "--jobs", "1") == 1
@@ -65,21 +54,6 @@ def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.Capture
     (sandbox / "fail").unlink()
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
     assert [name for _, name, _ in sandbox.calls()] == ["gtpo-late-g8-s1"]
-
-
-@pytest.mark.slow
-def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
-    assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
-    evaluated = [call for call in sandbox.calls() if call[0] == "evaluate"]
-    assert sorted(evaluated) == [  # at the end, those of the high rate at their best step too
-        ["evaluate", "arithmetic", "best", 2 * 5],
-        ["evaluate", "arithmetic", "last", 2 * (7 + 5)],
-        ["evaluate", "arithmetic_hard", "best", 2 * 5],
-        ["evaluate", "arithmetic_hard", "last", 2 * (7 + 5)],
-    ]
-    assert (sandbox / "outputs/reproduce/tiny/figures/table1.md").is_file()
-    assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
-    assert sandbox.calls() == []
 
 
 @pytest.mark.slow
@@ -143,21 +117,6 @@ def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: 
         finish(run.run.adapter)
     thread.join(timeout=10)
     assert codes == [0] and sandbox.calls() == []
-
-
-@pytest.mark.parametrize(("run_it", "code"), [(run_one, None), (run_forked, 1)])
-def test_a_log_that_is_a_link_is_not_written_to(run_it: Callable[..., int], code: int | None, sandbox: Any) -> None:
-    run = experiments_of(MATRIX, ["fig3"], "tiny", [1])[0]
-    run.log.parent.mkdir(parents=True)
-    (sandbox / "mine").write_text("a file of the user")
-    run.log.symlink_to(sandbox / "mine")
-    (sandbox / run.argv[0]).write_text("print('written through the link')")
-    if code is None:
-        with refused("is a link"):
-            run_it(run, {})
-    else:
-        assert run_it(run, {}) == code
-    assert (sandbox / "mine").read_text() == "a file of the user"
 
 
 @pytest.mark.slow
