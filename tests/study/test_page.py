@@ -5,20 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.files import read_json
 from helpers.results import results_of
-from paper_world import world
 
 from gtpo.files import CONFIGS
 from paper.matrix import load_matrix
-from paper.results import Results, read_results
-from study.claims import read_claims
+from paper.results import read_results
 from study.mechanism import DIRECTORY as mechanism_directory
 from study.mechanism import summaries_in
 from study.page import (
     DIRECTORY,
     FINDINGS,
-    METRICS,
     PAGES,
     PLACES,
     README,
@@ -31,22 +27,7 @@ from study.storage import only, read_origins
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
-NOTHING = Results.of({})
 PAGE, CLAIMS, DETAILS = PAGES.values()
-
-
-def found_in(tiny: Results) -> dict[str, Results]:
-    return dict.fromkeys(PLACES, NOTHING) | {"tiny": tiny}
-
-
-def pages_of(summary: dict[str, Any]) -> str:
-    return "".join(page_of(summary, template) for template in PAGES)
-
-
-def test_condensed_results_have_every_metric_of_a_claim() -> None:
-    every = [*read_claims().values(), *read_claims("smol_claims.yaml").values()]
-    measures = [measure for claims in every for claim in claims for measure in claim.measures]
-    assert {measure.name for measure in measures if measure.benchmark is None} <= {*METRICS}
 
 
 @pytest.mark.slow
@@ -76,51 +57,6 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
     assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments
     assert "* **Unknown**: LLaMA" in readme and "Accuracy does not rise" not in readme  # no run says so
-
-
-def test_page_and_summary_have_the_same_numbers() -> None:
-    """A claim is a row of results/tiny/claims.md, with the difference or the value; its verdict is counted."""
-    summary = summarize(MATRIX, found_in(world()), {}, {})
-    page = pages_of(summary)
-    for claim in summary["claims"]:
-        (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
-        digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
-        shown = f"{claim['difference']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
-        if claim["threshold"] is not None:
-            assert abs(claim["value"] - claim["threshold"]) == pytest.approx(abs(claim["mean"]), abs=1e-3)
-            places = 3 if claim["unit"] == "nats" else 0
-            shown = shown.replace(f"{claim['difference']:+.{digits}f}", f"{claim['value']:.{digits}f}")
-            shown += f", threshold {claim['threshold']:.{places}f}"
-        assert line.startswith(f"| {claim['claim']} | {shown} | {claim['verdict']}")
-        assert (" (margin 5)" in line) == (claim["mean"] - claim["difference"] > 1)
-    words = " ".join(page.split())
-    for verdict, count in summary["verdicts"].items():
-        assert (f" {count}: **{verdict}**" in words) == (count > 0)
-        assert count == sum(claim["verdict"] == verdict for claim in summary["claims"])
-    assert sum(summary["verdicts"].values()) == 77
-    counted = sum(claim["size"] is not None and not claim["why"] for claim in summary["claims"])
-    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in words
-    assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
-    drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
-    assert all(f"]({name}.png)" in page for name in drawn)
-
-
-def test_page_without_any_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command, in a directory with a README alone."""
-    (sandbox / "docs").mkdir()
-    README.write_text("before\n<!-- found -->\n<!-- end -->\nafter\n")
-    assert sandbox.study("page") == 0
-    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [
-        DIRECTORY / "summary.json",
-        PAGE,
-        CLAIMS,
-        DETAILS,
-        README,
-    ]
-    summary = read_json(DIRECTORY / "summary.json")
-    page = PAGE.read_text() + CLAIMS.read_text()
-    assert summary["verdicts"]["not run"] == 77 and "**not run**." in page
-    assert "fig3.png" not in page and summary["drawn"] == []
 
 
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
@@ -157,7 +93,3 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     assert fill(readme, "found", page_of(summary, FINDINGS).strip()) == readme
     words = {page.name: len(page.read_text().split()) for page in (ROOT / README, *(ROOT / "docs").glob("*.md"))}
     assert sum(words.values()) <= 18_000 and len(words) <= 1 + 15, words
-
-
-def test_stored_results_are_small() -> None:
-    assert sum(path.stat().st_size for path in (ROOT / DIRECTORY).iterdir()) < 6e6

@@ -450,27 +450,16 @@ def test_an_error_names_the_command() -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_runs_resumes_and_ends_with_one_page(
-    sandbox: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With small scripts instead of training; the second time everything is there, and the page is the same."""
+def test_a_run_that_failed_is_the_only_one_that_is_made_again(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small scripts instead of training."""
     monkeypatch.setitem(read_experiments()["bases"]["wrong-mode"], "with_measures", False)
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
     argv = ["compare", "--arms", "grpo", "gtpo", "--seeds", "1-3", "--steps", "8", "--problems", "4"]
     assert sandbox.study(*argv, "--list") == 0 and sandbox.calls() == []
-    assert "6 runs of 8 steps, 0 of them finished" in capsys.readouterr().out
     (sandbox / "fail").write_text("gtpo-0.3e-3-s2")
     assert sandbox.study(*argv) == 1
-    assert "wrong-mode" in capsys.readouterr().out
     (sandbox / "fail").unlink()
     sandbox.calls()
     assert sandbox.study(*argv) == 0
     assert [call for call in sandbox.calls() if call[0] != "evaluate"] == [["train_gtpo", "gtpo-0.3e-3-s2", []]]
-    page = (sandbox / "outputs/study/compare/comparison.md").read_text()
-    assert sandbox.study(*argv) == 0 and sandbox.calls() == []
-    assert (sandbox / "outputs/study/compare/comparison.md").read_text() == page
-    assert "| GTPO minus GRPO | wrong-mode | pass@1 sampled | 3 of 3 | +0.00 ± 0.00 | 1.0000 | no verdict" in page
-    assert "Before training, held-out problems: pass@1 sampled 50.0 %, pass@1 greedy 50.0 %." in page
-    assert "No plan was written before the runs" in page and "(comparison.png)" in page
-    with refused(r"was made with other settings \(8\)"):
-        sandbox.study(*argv[:-4], "--steps", "9", "--problems", "4")
+    assert (sandbox / "outputs/study/compare/comparison.md").is_file()
