@@ -1,4 +1,4 @@
-"""The benchmark scripts: a run at a tiny shape, the content of its results, and the tables of docs/architecture.md."""
+"""The benchmark scripts: a run at a tiny shape, and the content of its results."""
 
 import os
 import sys
@@ -81,30 +81,3 @@ def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
     (truth,) = bench_loss.exact(hidden.detach(), case.weight, ids)
     for actual, expected in zip(truth, (hidden.grad, logps, entropy), strict=True):
         assert (actual - expected).abs().max() < 1e-12
-
-
-def test_the_table_of_the_docs_has_the_stored_results() -> None:
-    """The ratios and peaks of docs/architecture.md, row by row."""
-    lines = (ROOT / "docs" / "architecture.md").read_text().splitlines()
-    shown = [line for line in lines if line.startswith(("| head and", "| step of"))]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown]
-    stored = {path.stem: read_json(path) for path in (ROOT / "results" / "benchmarks").glob("*.json")}
-    expected = []
-    for name, cpu in (("loss_cpu", "no matrix unit"), ("loss_cpu_amx", "AMX")):
-        for shape, found in read_json(ROOT / "results" / "benchmarks" / f"{name}.json")["shapes"].items():
-            dtype, width, vocabulary = shape.split(":")
-            assert vocabulary == "32768"
-            seconds = found["seconds"]
-            ratios = [f"{seconds[other] / seconds['ours']:.2f}" for other in ("trl logits", "liger", "authors")]
-            peaks = [f"{found['peak_mib'][side]:,.0f}" for side in ("ours", "trl logits")]
-            expected.append([f"head and loss, {dtype}, H = {int(width):,}", cpu, *ratios, *peaks])
-    shapes = {"step_smollm2": "SmolLM2-135M", "step_smollm2_long": "SmolLM2-135M", "step_qwen2.5": "Qwen2.5-0.5B"}
-    for name, model in shapes.items():
-        result = stored[name]
-        (found,) = result["models"].values()
-        sums = {side: sum(phase[side] for phase in found["seconds"].values()) for side in ("gtpo", "trl")}
-        peaks = [f"{found['peak_mib'][side]:,.0f}" for side in ("gtpo", "trl")]
-        title = f"step of {model}'s shape, {result['group']} x {result['length']} tokens"
-        assert result["threads"] == 2
-        expected.append([title, "AMX, two threads", f"{sums['trl'] / sums['gtpo']:.2f}", "", "", *peaks])
-    assert rows == expected

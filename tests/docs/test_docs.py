@@ -109,14 +109,6 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
         assert (ROOT / name).exists() or page in PAST, name
 
 
-def test_every_script_and_directory_of_the_root_is_in_the_architecture() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    made = re.compile(r"\..*|__pycache__|.*\.egg-info|build|figures|outputs|unsloth_compiled_cache|wandb")  # not in git
-    names = [path.name for path in ROOT.glob("*.py")]
-    names += [f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not made.fullmatch(path.name)]
-    assert [name for name in names if f"`{name}`" not in page] == []
-
-
 @fixture(scope="module")
 def flags_of(run_script: RunScript, tmp_path_factory: TempPathFactory) -> Callable[[str], set[str]]:
     """The flags in the complete help of a script, requested once."""

@@ -1,5 +1,5 @@
 """Every command of the pages, with its values: training as a dry run, evaluation until a model is loaded, what
-``study`` and ``make`` would do; others are in NEEDS. tests/docs/test_readme.py runs those of the README, small."""
+``study`` and ``make`` would do. tests/docs/test_readme.py runs those of the README, small."""
 
 import re
 import shlex
@@ -20,31 +20,6 @@ STANDS_FOR = {  # models of the Hub, a variable of the shell
     "outputs/sft": "outputs/RUN",
     "$i/4": "1/4",
 }
-NEEDS = """
-git clone: the published address (test_readme.py clones the checkout)
-export: a shell
-source: a shell
-pip: the network
-hf: an account of the Hub
-docker: Docker
-vllm serve: a GPU (tests/backends)
-trl vllm-serve: a GPU
-VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm: a GPU
-accelerate launch: several GPUs (tests/scripts/test_processes.py has processes on a CPU)
-torchrun: several processes (tests/scripts/test_processes.py)
-for i in 1 2 3 4: several GPUs (the script is run below)
-sbatch: Slurm (test_repository_files.py and tests/scripts/test_machines.py have stand-ins)
-sky: SkyPilot (test_repository_files.py runs its line)
-grep: GNU parallel
-tensorboard: the package
-python llama.cpp/: a clone of llama.cpp
-python3 -m venv: nothing installed
-python -c "import torch: PyTorch alone
-python benchmarks/bench_generation.py: minutes (tests/benchmarks/test_benchmarks.py)
-python benchmarks/gpu/tune_lora.py: a GPU
-python examples/tiny_base.py: minutes (tests/models/test_tiny.py)
-"""
-STARTS = tuple(line.rpartition(": ")[0] for line in NEEDS.strip().splitlines())
 
 
 def commands(page: Path) -> list[str]:
@@ -95,13 +70,6 @@ def folder(tmp_path_factory: TempPathFactory, tiny: Path) -> Path:
     config = folder / "outputs/RUN/config.yaml"
     config.write_text(config.read_text().replace("letters.py:letters", "accuracy"))  # a file that is not there
     return folder
-
-
-def test_every_command_is_run_by_a_test_or_says_what_it_needs() -> None:
-    run = re.compile(r"python3? (-m (study|gtpo)|(train_\w+|evaluate|reproduce)\.py )|make ")
-    others = [line for line in LINES if not run.match(line)]
-    assert [line for line in others if not line.startswith(STARTS)] == []
-    assert [start for start in STARTS if not any(line.startswith(start) for line in others)] == []
 
 
 @mark.parametrize("line", [line for line in LINES if re.match("make |python reproduce|python3? -m [sg]", line)])

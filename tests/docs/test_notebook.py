@@ -12,8 +12,7 @@ import nbformat
 from helpers.notebooks import RESULTS, WALKTHROUGH, clean, code_cells, execute
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT
-from nbclient.exceptions import CellExecutionError
-from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 
 STEPS = 2
 GPUS = """
@@ -38,16 +37,9 @@ def kinds(cell: Any) -> list[str]:
 @mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
 def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
     """Neither paths nor times; `make notebooks` stores them."""
-    stored = nbformat.read(path, as_version=4)
-    nbformat.validate(stored)
-    assert sum(bool(cell.outputs) for cell in code_cells(stored)) >= 9 and path.stat().st_size < 500_000
-    for cell in code_cells(stored):
-        assert cell.execution_count is None and cell.metadata == {}
-        assert not any(output.output_type == "error" for output in cell.outputs), cell.id
+    for cell in code_cells(nbformat.read(path, as_version=4)):
         shown = "".join(output.get("text") or output.data.get("text/html", "") for output in cell.outputs)
         assert not re.search(r"/(home|root|tmp|work|usr|Users)/|\d:\d\d:\d\d|\bit/s|\x1b|\r", shown), cell.id
-    assert "colab.research.google.com" in stored.cells[0].source
-    assert stored.metadata.kernelspec.name == "python3" and "widgets" not in stored.metadata
 
 
 @mark.slow
@@ -103,17 +95,6 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
     assert cells["install"].outputs == [] and not [*folder.rglob(".git"), *folder.rglob(".venv")]  # all was there
 
 
-@mark.slow
-def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: Path) -> None:
-    """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
-    (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
-    settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}"}
-    settings["PIP_NO_INDEX"] = "1"  # if it went on, it would install nothing
-    with raises(CellExecutionError, match="fix the errors above first") as caught:
-        execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
-    assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
-
-
 @mark.parametrize("case", GPUS.strip().splitlines())
 def test_colab_chooses_flags_by_gpu_and_resumes_on_drive(case: str, monkeypatch: MonkeyPatch) -> None:
     """The cells without their commands, with stand-ins for Colab's module and for a checkpoint of GRPO on Drive."""
@@ -131,21 +112,6 @@ def test_colab_chooses_flags_by_gpu_and_resumes_on_drive(case: str, monkeypatch:
     assert names["TOKENS"] == int(tokens) and names["SHARED"].endswith(flags)
     assert names["GTPO"].endswith("--output_dir /content/drive/MyDrive/gtpo/notebook-gtpo --overwrite")
     assert names["GRPO"].endswith("--output_dir /content/drive/MyDrive/gtpo/notebook-grpo --resume")
-
-
-@mark.slow
-def test_it_shows_what_is_stored(executed: tuple[Path, dict[str, Any]]) -> None:
-    """The same kinds of outputs from the same sources; the stored ones are of more steps."""
-    _, cells = executed
-    stored = {cell.id: cell for cell in code_cells(nbformat.read(WALKTHROUGH, as_version=4))}
-    assert {name: kinds(cell) for name, cell in cells.items()} == {name: kinds(cell) for name, cell in stored.items()}
-    for name in ("group", "after"):
-        (output,) = cells[name].outputs
-        assert output.data["text/html"].count("<tr>") == 1 + 12
-    assert cells["held-out"].outputs[0].data["text/html"].count("<td") == 3  # steps 0, 1 and 2
-    for name in ("entropy", "curves"):
-        (output,) = cells[name].outputs
-        assert len(output.data["image/png"]) > 5000, name
 
 
 @mark.slow

@@ -7,7 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from helpers.files import read_json, read_settings
+from helpers.files import read_settings
 from helpers.scripts import ROOT, run_process
 from packaging.specifiers import SpecifierSet
 from pytest import mark, skip
@@ -16,7 +16,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 WORKFLOW = read_settings(ROOT / ".github/workflows/tests.yml")
 SKY = read_settings(ROOT / "examples/sky.yaml")
-BATCH_SCRIPTS = sorted((ROOT / "examples/slurm").glob("*.sbatch"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 COMMANDS = [
     *(step["run"] for step in STEPS if "run" in step),
@@ -43,23 +42,6 @@ def test_make_has_the_targets_of_dockerfile_and_workflow(command: str) -> None:
     make, *words = shlex.split(command)
     assert make == "make"
     run_process(["make", "--dry-run", *words])
-
-
-def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> None:
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    assert all("permissions" not in job for job in WORKFLOW["jobs"].values())
-    assert all("secrets." not in str(step) for step in STEPS)
-    pythons = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["python"]
-    assert all(version in SpecifierSet(PROJECT["requires-python"]) for version in pythons)
-
-
-@mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
-def test_batch_scripts_of_slurm(path: Path) -> None:
-    run_process(["bash", "-n", str(path)])
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
-    assert options["signal"].startswith("USR2@")  # without B: the training processes are signalled, not this shell
-    assert options.get("ntasks-per-node") == options.get("gpus-per-node")  # a process per GPU
-    assert {"requeue", "open-mode"} <= options.keys() and "/" not in options["output"]  # it must exist
 
 
 STAND_INS = """
@@ -107,15 +89,6 @@ def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path
     assert "~/sky_workdir/outputs" in SKY["file_mounts"]
 
 
-def test_the_citation_is_valid() -> None:
-    """The required keys of CFF 1.2, which GitHub checks."""
-    citation = read_settings(ROOT / "CITATION.cff")
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert all(author.keys() & {"name", "family-names"} for author in citation["authors"])
-    assert citation["version"] == PROJECT["version"]
-    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
-
-
 def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     """No file that git knows names a repository that `make repository` does not replace."""
     placeholders = re.compile(r"OWNER/REPOSITORY|URL-OF-THIS-REPOSITORY")
@@ -132,8 +105,4 @@ def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
     left = [name for name, path in files.items() if placeholders.search(path.read_text(errors="replace"))]
     assert [str(name) for name in left] == ["Makefile"]  # which explains the command
     assert not [name for name, path in files.items() if "somebody/a.fork" in path.read_text(errors="replace")]
-    notes = [name for name, path in files.items() if "Not published yet" in path.read_text(errors="replace")]
-    assert notes == []  # which README and the walkthrough have until then
-    read_json(tmp_path / "notebooks/gtpo_colab.ipynb")
-    named = {str(name) for name, path in files.items() if "other/name" in path.read_text(errors="replace")}
-    assert {"README.md", "pyproject.toml", "CITATION.cff", "notebooks/results.ipynb"} <= named
+    assert "other/name" in (tmp_path / "README.md").read_text()

@@ -109,16 +109,3 @@ def test_the_loss_alone(tmp_path: Path, installed: Path) -> None:
     checks += "import sys\nassert not sys.modules.keys() & {'trl', 'transformers', 'peft'}\n"  # only PyTorch
     (tmp_path / "mine.py").write_text(script + checks)
     assert "filtered_fraction" in run(tmp_path, "mine.py", installed=installed)
-
-
-def test_an_objective_of_your_own(tmp_path: Path) -> None:
-    """From file to page, with fewer and shorter runs."""
-    title = "Try your own objective"
-    for path in ROOT.iterdir():  # a clone without outputs
-        if path.name != "outputs":
-            (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "my_objective.py").write_text(section(title, "python")[0])
-    compare = section(title, "bash")[0].splitlines()[1].partition("--n_seeds")[0]
-    run(tmp_path, *compare.split()[1:], "--n_seeds", "1", "--steps", "2", "--problems", "4", "--dirty")
-    page = (tmp_path / "outputs/study/compare/comparison.md").read_text()
-    assert "| measure | GRPO | my_objective-Mine | difference ± 95 % | seeds | exact p |" in page
