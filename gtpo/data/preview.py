@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from gtpo.arguments import PromptArguments, Values
+from gtpo.arguments import PromptArguments
 from gtpo.data.tokenizer import Messages, assistant_prefill, end_of_turn, render
 from gtpo.errors import UsageError
 from gtpo.grading import alternatives, grade_text
@@ -95,7 +95,7 @@ def look(
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
     correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
-    fault = _lost_text(tokenizer, prompt[-1], text, ids)
+    fault = _lost_turn(tokenizer, prompt, text) or _lost_text(tokenizer, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False
     if not fault and (loses_format or loses_accuracy):
@@ -103,11 +103,27 @@ def look(
     return Preview(text, seen, follows, correct, fault)
 
 
-def _lost_text(tokenizer: Any, turn: Values, text: str, ids: Sequence[int]) -> str | None:
-    """What is lost: a part of the user's turn, by the template, or what follows an end token in a tag or an answer."""
-    question = turn.get("content") or ""
-    if turn["role"] == "user" and "".join(question.split()) not in "".join(text.split()):
-        return "the chat template leaves out the user's turn, or a part of it: name another --chat_template"
+def _lost_turn(tokenizer: Any, prompt: Messages, text: str) -> str | None:
+    """What the template leaves out: the system's or a user's turn, or the beginning of the assistant's.
+
+    Of earlier answers many templates leave the reasoning out.
+    """
+    for turn in prompt:
+        content = turn.get("content") or ""
+        if turn["role"] in ("system", "user") and "".join(content.split()) not in "".join(text.split()):
+            whose = turn["role"]
+            return f"the chat template leaves out the {whose}'s turn, or a part of it: name another --chat_template"
+    for token in {tokenizer.eos_token_id, end_of_turn(tokenizer)} - {None}:
+        if text.rstrip().endswith(end := tokenizer.decode([token])):
+            return (
+                f"the chat template ends the prompt with {end} and does not begin the assistant's turn: name another "
+                "--chat_template, with add_generation_prompt"
+            )
+    return None
+
+
+def _lost_text(tokenizer: Any, ids: Sequence[int]) -> str | None:
+    """What follows an end token in a tag or an answer is lost."""
     ends = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
     for token in ids:
         if token in ends:

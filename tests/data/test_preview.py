@@ -26,6 +26,12 @@ BEGIN = "assistant\n' }}{% endif %}"
 TEMPLATES["writes the first tag"] = CHATML.replace(BEGIN, BEGIN.replace("\n", "\n<reasoning>\n"))
 TEMPLATES["writes another tag"] = CHATML.replace(BEGIN, BEGIN.replace("\n", "\n<answer>"))
 TEMPLATES["no user"] = CHATML.replace("message['content']", "(message['content'] if message['role'] != 'user' else '')")
+TEMPLATES["no assistant"] = CHATML.partition("{% if add_generation_prompt")[0]
+TEMPLATES["last turn"] = CHATML.replace("in messages", "in messages[-1:]")
+TEMPLATES["begins by the user's end"] = (  # as Mistral's
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}"
+    "{{ '[INST]' + m['content'] + '[/INST]' }}{% endif %}{% endfor %}"
+)
 TEMPLATES["cuts"] = CHATML.replace("message['content']", "message['content'][:40]")
 
 
@@ -37,14 +43,15 @@ def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is
     prompt = PromptArguments(**{"tags": case["tags"]} if "tags" in case else {})
     gold, words = case.get("gold", "4"), case.get("fault")
     prepare_tokenizer(tokenizer, "some/model", None, prompt)
-    seen = look(tokenizer, prompt.format.to_messages(PROMPT), gold, prompt)
+    asked = [*case.get("before", []), *PROMPT]
+    seen = look(tokenizer, prompt.format.to_messages(asked), gold, prompt)
     if words is None:
         assert (seen.fault, seen.follows_format, seen.is_correct) == (None, True, True)
         check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
         return
     assert re.search(words, str(seen.fault)), seen
     with refused(words):
-        check_first_rows(tokenizer, [PROMPT] * 3, [gold] * 3, prompt)
+        check_first_rows(tokenizer, [prompt.format.to_messages(asked)] * 3, [gold] * 3, prompt)
 
 
 def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytest.LogCaptureFixture) -> None:
