@@ -61,6 +61,10 @@ class MetricsWriter(TrainerCallback):
         if is_main_process():
             restore_metrics(self.run, state, args)
 
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if state.global_step >= state.max_steps:  # also where --logging_steps does not divide it
+            control.should_log = True
+
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if not is_main_process() or not logs or "train_loss" in logs:  # the summary, the last call
             return

@@ -50,6 +50,14 @@ def test_each_log_is_written_immediately(tmp_path: Path, monkeypatch: MonkeyPatc
     assert len(lines(writer)) == 3
 
 
+@pytest.mark.parametrize(("step", "is_logged"), [(1, False), (2, False), (3, True)])
+def test_the_last_step_is_logged_whatever_the_interval(step: int, is_logged: bool, tmp_path: Path) -> None:
+    control = TrainerControl()
+    state = TrainerState(global_step=step, max_steps=3, logging_steps=10)
+    MetricsWriter(RunDirectory(tmp_path)).on_step_end(ARGS, state, control)
+    assert control.should_log == is_logged
+
+
 def test_tokens_per_second(tmp_path: Path) -> None:
     """30 tokens per completion x 6 completions per batch x 2 batches per step, in 0.5 s; and with three processes."""
     writer = MetricsWriter(RunDirectory(tmp_path))
