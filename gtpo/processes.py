@@ -40,13 +40,13 @@ def refuse_data_parallel(args: Any) -> None:
 
 def any_process(flag: bool, device: Any) -> bool:
     """Whether the flag is set on any process of the run; every process has to call it."""
-    import torch
+    from accelerate import PartialState
+    from accelerate.utils import reduce
+    from torch import tensor
 
-    if not torch.distributed.is_initialized():
+    if PartialState().num_processes == 1:
         return flag
-    shared = torch.tensor(int(flag), device=device)
-    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
-    return bool(shared)
+    return bool(reduce(tensor(int(flag), device=device), "max"))
 
 
 def gather_full_parameter(parameter: Any) -> Any:
