@@ -9,6 +9,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
+* ``_save_checkpoint``: ``gtpo/training/reuse.py``, where a batch of completions is for several steps.
 
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
 
@@ -70,7 +71,7 @@ logger = logging.getLogger(__name__)
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
-class GRPOTrainer(HeldOutEvaluation):
+class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
@@ -99,6 +100,7 @@ class GRPOTrainer(HeldOutEvaluation):
         self.settings = own or self.Settings()
         given = inspect.signature(trl.GRPOTrainer).bind(model, reward_funcs, args, *positional, **kwargs).arguments
         check_inputs(given)
+        check_overrides(type(self), GRPOTrainer)
         is_unsloth = uses_unsloth()  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
