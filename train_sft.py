@@ -24,9 +24,11 @@ def main() -> None:
     from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
+    from gtpo.training.refusals import check_unused
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
+    check_unused(settings.trainer, "sft")
     rows, held_out = load_rows(settings)
     rows = to_demonstrations(rows, settings.prompt.template_kwargs)
     held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)

@@ -31,6 +31,16 @@ ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
     "reward_funcs": "reward",
     "max_new_tokens": "max_completion_length",
     "wandb": "report_to",
+    "tasks": "benchmarks",  # these are lm-eval's
+    "model_args": "model",
+    "output_path": "output_dir",
+    "system_instruction": "system_prompt",
+    "max_gen_toks": "max_new_tokens",
+    "gen_kwargs": "temperature",
+    "apply_chat_template": "nothing: every prompt has the chat template",
+    "log_samples": "nothing: every completion is stored",
+    "num_fewshot": "nothing: prompts have no examples",
+    "device": "nothing: a GPU is used if there is one, else set CUDA_VISIBLE_DEVICES",
 }
 
 
@@ -95,6 +105,8 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
 
 def similar(name: str, names: Iterable[str]) -> str:
     """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
+    if " " in ELSEWHERE.get(name, ""):
+        return f" ({ELSEWHERE[name]})"
     return nearest(ELSEWHERE.get(name, name), [*names, *SHORT_NAMES])
 
 

@@ -45,6 +45,10 @@ CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
     "resume_from_checkpoint": (not_, "--resume RUN, which continues from the last checkpoint"),
     "save_only_model": (not_, "false, because --resume needs the complete checkpoint"),
     "load_best_model_at_end": (not_, "false, because best/ has the best adapter of every run"),
+    "trust_remote_code": (not_, "false: code of a model's author never runs, pick a model of Transformers"),
+    "hub_strategy": ("every_save".__eq__, "every_save or nothing: --push_to_hub uploads once, at the end"),
+    "hub_always_push": (not_, "false: --push_to_hub uploads once, at the end"),
+    "hub_revision": (not_, "nothing: --push_to_hub uploads to the main branch"),
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
 for _expected, _rule in read_yaml(Path(__file__).with_name("checks.yaml")).items():
@@ -52,7 +56,7 @@ for _expected, _rule in read_yaml(Path(__file__).with_name("checks.yaml")).items
     CHECKS |= dict.fromkeys(_names, (partial(_is_within, **_rule), _expected))
 # Settings that have no effect without held-out rows.
 _ONLY_WITH_ROWS = (
-    "eval_split eval_strategy eval_steps eval_delay eval_on_start num_generations_eval metric_for_best_model "
+    "do_eval eval_split eval_strategy eval_steps eval_delay eval_on_start num_generations_eval metric_for_best_model "
     "greater_is_better"
 )
 
@@ -93,7 +97,18 @@ def check_values(values: Values, has_gpu: bool, with_unsloth: bool) -> None:
     no_gpu = values["use_cpu"] or not has_gpu
     merges = values["merge"] != "none"
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges
+    rewards = values.get("reward", ())
+    weights = values.get("reward_weights") or rewards
     faults = {
+        f"--reward_weights has {len(weights)} weights and --reward {len(rewards)} functions: give each one weight.": (
+            len(weights) != len(rewards)
+        ),
+        "--auto_find_batch_size is for SFT: a first micro-batch that does not fit is trained in halves, remove it.": (
+            values["auto_find_batch_size"] and "num_generations" in values
+        ),
+        "--packing true packs rows for the attention of a GPU, a CPU would need memory for all of them: remove it.": (
+            values.get("packing") and no_gpu
+        ),
         "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
             values["remove_unused_columns"] and "num_generations" in values
         ),

@@ -301,6 +301,11 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) ->
         if row.get("solution") is not None
     ]
     dropped = len(rows) - len(made)
+    if not made:
+        raise UsageError(
+            "no row has a reference solution, which SFT trains on: name its column with --solution_column, or end the "
+            "conversations with an answer."
+        )
     if dropped:
         logger.warning("%d of %d rows dropped: with an empty solution", dropped, len(rows))
     return _to_dataset(made)

@@ -36,6 +36,8 @@ def check_machine(settings: Settings, backend: str) -> None:
     """Run the checks before anything is downloaded: a fatal fault is raised, others are logged; not for a CPU."""
     if settings.run.dry_run:
         return
+    if getattr(settings.trainer, "use_vllm", False) and not is_installed("vllm"):
+        raise UsageError("--use_vllm needs vLLM: `pip install -r requirements.txt` on a GPU, or --use_vllm false.")
     found = list(checks(settings, backend))
     if found and backend == "transformers":  # Unsloth uses one GPU
         refuse_data_parallel(settings.trainer)

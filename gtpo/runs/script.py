@@ -105,6 +105,8 @@ def _fault_of_the_disk(error: Exception) -> str | None:
     PyTorch and safetensors report a short write in other words.
     """
     number = getattr(error, "errno", None)
+    if number == errno.EROFS:
+        return f"the file system is read-only ({error}): name another directory with --output_dir"
     text = str(error)
     full = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
     if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in full):

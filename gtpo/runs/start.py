@@ -11,7 +11,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import Settings, Values, hub_name, name_of
-from gtpo.errors import UsageError, command_again
+from gtpo.errors import UsageError, command_again, first_line
 from gtpo.files import remove, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import (
@@ -47,8 +47,12 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
     prompts = completions // settings.group_size
     refuse_few_rows(len(rows), prompts)
     settings.made_from |= made_from(settings, rows, held_out)
-    for reporter in get_reporting_integration_callbacks(settings.trainer.report_to):
-        reporter()  # raises where its package is missing
+    for name in settings.trainer.report_to:
+        try:
+            for reporter in get_reporting_integration_callbacks(name):
+                reporter()
+        except (ImportError, RuntimeError, ValueError) as error:  # unknown, or its package is missing
+            raise UsageError(f"--report_to {name}: {first_line(error)}; or set --report_to none.") from error
     run = RunDirectory(settings.output_dir)
     start = settings.run
     check_directory(run.path, bool(start.resume), start.overwrite)

@@ -1,21 +1,30 @@
 """What TRL's trainer accepts and the loss here would ignore: refused by name, before weights are loaded."""
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from peft import PromptLearningConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
-from transformers import ProcessorMixin
+from transformers import GenerationConfig, ProcessorMixin
 
-from gtpo.errors import UsageError
+from gtpo.arguments import fields_of
+from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
-from gtpo.models.backend import uses_unsloth
+from gtpo.models.backend import is_installed, uses_unsloth
 from gtpo_loss import LOSS_TYPES
 
 _VALUES = read_yaml(Path(__file__).with_name("objective.yaml"))
+_UNUSED = read_yaml(Path(__file__).with_name("unused.yaml"))
+_OF_LENGTH = dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length")
+_ALSO_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
+# What would return something else than one completion for each prompt, or end it at what the loss does not know.
+_NOT_ONE_COMPLETION = re.compile(
+    r"_.*|output_.*|return_.*|num_return_sequences|n|stop_strings|.*_token_id|stop_token_ids"
+)
 # Settings of a sampler that change no probability, or that TRL sets by its own config.
 _NOT_OF_THE_SAMPLER = re.compile(
     r"_.*|transformers_version|.*_token_ids?|stop_strings|max_(length|new_tokens|tokens|time)|(use_)?cache.*|"
@@ -31,16 +40,53 @@ def check_grpo_settings(args: Any) -> None:
             continue
         expected = " or ".join(map(repr, values))
         instead = _VALUES["instead"].get(name, "TRL's GRPOTrainer has it")
+        if name == "loss_type" and found not in _VALUES["losses_of_trl"]:
+            instead = f"TRL has no such loss{nearest(str(found), [*LOSS_TYPES, *_VALUES['losses_of_trl']])}"
         raise UsageError(f"{name} = {found!r} (not {expected}) is not supported: {instead}.")
     if uses_unsloth() and args.use_vllm and args.vllm_importance_sampling_correction:
         name = "vllm_importance_sampling_correction"  # Unsloth takes it out of TRL's method
         raise UsageError(f"{name} is not supported with Unsloth: set it to False.")
-    temperature = (args.generation_kwargs or {}).get("temperature", args.temperature)
-    if temperature != args.temperature:
-        raise UsageError(
-            f"generation_kwargs samples at temperature {temperature}, the loss scores at {args.temperature}: set "
-            "temperature, which is that of both."
-        )
+    check_unused(args, "grpo")
+    check_generation_kwargs(args)
+
+
+def check_unused(args: Any, trainer: str) -> None:
+    """Raise UsageError for the first setting of a config, not its default, that reaches nothing; grpo or sft."""
+    fields = fields_of([type(args)])
+    parameters = inspect.signature(type(args)).parameters  # Unsloth's config has other defaults than its fields
+    for name, instead in _UNUSED[trainer].items():
+        found = getattr(args, name)
+        defaults: list[Any] = [[], None, fields[name].default, getattr(parameters.get(name), "default", None)]
+        if found not in defaults:
+            raise UsageError(f"{name} = {found!r} has no effect, or a wrong one: {instead}.")
+
+
+def check_generation_kwargs(args: Any) -> None:
+    """Raise UsageError for the first of ``generation_kwargs`` that the sampler does not take, or a setting decides."""
+    given = args.generation_kwargs or {}
+    known = _names_of_sampler(args.use_vllm) if given else ()
+    for name, value in given.items():
+        setting = _OF_LENGTH.get(name, name)
+        if setting in (*_ALSO_SETTINGS, "max_completion_length"):
+            if (expected := getattr(args, setting)) != value:
+                raise UsageError(f"generation_kwargs has {name} = {value}, and {setting} is {expected}: set {setting}.")
+        elif _NOT_ONE_COMPLETION.fullmatch(name):
+            raise UsageError(f"{name} in generation_kwargs is not supported, completions end with an EOS: remove it.")
+        elif known and name not in known:
+            close = nearest(name, known)
+            raise UsageError(f"{name} in generation_kwargs is no setting of the sampler{close}: remove it.")
+
+
+def _names_of_sampler(uses_vllm: bool) -> Collection[str]:
+    """The names that Transformers or vLLM takes; none where vLLM is on another machine."""
+    if not uses_vllm:
+        return GenerationConfig().to_dict().keys()
+    if not is_installed("vllm"):
+        return ()
+    from vllm import SamplingParams
+
+    names: Collection[str] = SamplingParams.__struct_fields__
+    return names
 
 
 def deviations(args: Any, generation_config: Any) -> str:
@@ -66,13 +112,34 @@ def deviations(args: Any, generation_config: Any) -> str:
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry."""
+    """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry.
+
+    Also for a best metric that no evaluation of several sets has: TRL's sets overwrite each other's ``eval_reward``.
+    """
+    sets = arguments.get("eval_dataset")
+    metric = str(arguments["args"].metric_for_best_model or "").removeprefix("eval_")
+    if isinstance(sets, Mapping) and metric and not metric.startswith(tuple(f"{name}_" for name in sets)):
+        names = " or ".join(f"{name}_{metric}" for name in sets)
+        raise UsageError(f"metric_for_best_model is {metric!r}, and eval_dataset has several sets: expected {names}.")
     for name in ("tools", "environment_factory", "rollout_func"):
         if arguments.get(name):
             raise UsageError(f"{name} is not supported: TRL's GRPOTrainer has it.")
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(f"{type(config).__name__} puts virtual tokens before the prompt: use LoRA.")
+
+
+def check_overrides(trainer: type, ours: type) -> None:
+    """Raise UsageError for a method of TRL's loss in a subclass of ``ours`` that the loss here never calls."""
+    order = trainer.__mro__
+    for place, cls in enumerate(order):
+        for name in vars(cls).keys() & {"_compute_loss", "_get_per_token_logps_and_entropies", "compute_loss"}:
+            is_called = name == "compute_loss" and place < order.index(ours)
+            if cls not in ours.__mro__ and not is_called:
+                raise UsageError(
+                    f"{cls.__name__}.{name} would never be called: override `objective`, or train it with TRL's "
+                    "GRPOTrainer."
+                )
 
 
 def check_policy(causal_lm: Any, processing_class: Any) -> None:

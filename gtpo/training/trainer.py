@@ -53,11 +53,13 @@ from gtpo.training.record import Measured, Recorder
 from gtpo.training.refusals import (
     check_grpo_settings,
     check_inputs,
+    check_overrides,
     check_policy,
     deviations,
     logit_options,
     uses_unsloth,
 )
+from gtpo.training.reuse import ReusedBatch
 from gtpo_loss import (
     completion_entropy,
     conflict_weights,
@@ -242,6 +244,10 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
+        if return_outputs or "conflict_mask" not in inputs:
+            raise UsageError(
+                "compute_loss takes a micro-batch of _prepare_inputs, and returns its loss without outputs."
+            )
         is_ours = inspect.unwrap(type(self).objective) in (GRPOTrainer.objective, GTPOTrainer.objective)
         grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each

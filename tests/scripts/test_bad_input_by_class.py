@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ DATA: dict[str, str | bytes] = TABLES["data"] | {
 }
 START = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy", "1"]
 START += ["--max_steps", "1", "--max_completion_length", "4", "--output_dir", "run", "--overwrite"]
+OF_ANY_METHOD = ["--model", "tiny", "--dataset", "arithmetic", "--max_steps", "1", "--output_dir", "run"]
 SETTINGS = TABLES["settings"] | {"deep.yaml": ("[" * 5000, "recursion")}  # --config: the file, and the named key
 EVALUATE = ["--model", "tiny", "--benchmarks"]
 EVALUATION = """
@@ -140,6 +142,20 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
     if kind == "training":
         shutil.rmtree(here / "run")  # of those that are refused when the trainer is built; the next one takes it
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("script", "given", "said"), TABLES["sentences"])
+def test_the_sentence_is_ours_and_says_what_to_do(
+    script: str, given: str, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr("gtpo.runs.script._training", False)
+    (here / "unsolved.jsonl").write_text(f"{{{ASKED}}}\n" * 4)
+    begin = {"evaluate": [*EVALUATE, "arithmetic"], "train_gtpo": START}.get(script, OF_ANY_METHOD)
+    code, lines = outcome(script, [*begin, *given.split()])
+    assert code == 2 and re.search(said, lines[-1]), lines
+    assert "traceback" not in lines[-1]
+    assert not (here / "run").exists()
 
 
 def test_there_are_many_commands() -> None:

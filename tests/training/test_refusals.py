@@ -1,5 +1,7 @@
 """What a trainer refuses by name: settings, arguments and models that the loss would ignore."""
 
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,13 +9,14 @@ from typing import Any
 import pytest
 import trl
 from datasets import Dataset
+from helpers.canned import reward_parity
 from helpers.refusals import refused
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig
 
-from gtpo.training.refusals import deviations
+from gtpo.training.refusals import check_inputs, deviations
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 
@@ -62,13 +65,134 @@ def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tm
         ({"beta": 0.04, "use_bias_correction_kl": True}, "TRL's default is True: set it to False for the KL term"),
         ({"use_liger_kernel": True}, "leave it out, the loss here never holds the logits"),
         ({"delta": 2.0}, "TRL's GRPOTrainer has it"),
-        ({"generation_kwargs": {"temperature": 2.0}}, "samples at temperature 2.0, the loss scores at 1.0"),
+        ({"loss_type": "cispo"}, "TRL's GRPOTrainer has it"),
+        ({"loss_type": "gprpo"}, r"TRL has no such loss \(did you mean 'grpo'\?\)"),
+        ({"loss_type": "gspo"}, "TRL has no such loss"),
+        ({"data_seed": 7}, "data_seed = 7 has no effect, or a wrong one: TRL draws the order of the prompts from seed"),
     ],
 )
 def test_a_refusal_says_what_to_do(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with refused(said):
         GRPOTrainer.check_settings(config(tmp_path, **settings))
-    GRPOTrainer.check_settings(config(tmp_path, temperature=0.7, generation_kwargs={"temperature": 0.7, "top_k": 3}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"temperature": 2.0}, "generation_kwargs has temperature = 2.0, and temperature is 0.7: set temperature"),
+        ({"temperature": 0.7, "top_k": 3, "max_new_tokens": 9}, None),
+        ({"top_k": 4}, "has top_k = 4, and top_k is 3: set top_k"),
+        ({"max_new_tokens": 8}, "has max_new_tokens = 8, and max_completion_length is 9: set max_completion_length"),
+        ({"max_length": 64}, "has max_length = 64, and max_completion_length is 9"),
+        ({"tempreature": 0.7}, r"tempreature in .* is no setting of the sampler \(did you mean 'temperature'\?\)"),
+        ({"stop_strings": ["</answer>"]}, "stop_strings in generation_kwargs is not supported"),
+        ({"num_return_sequences": 2}, "num_return_sequences in generation_kwargs is not supported"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate in generation_kwargs is not supported"),
+        ({"eos_token_id": 5}, "eos_token_id in generation_kwargs is not supported"),
+        ({"no_repeat_ngram_size": 2, "typical_p": 0.9, "do_sample": True, "max_time": 9.0}, None),
+    ],
+)
+def test_generation_kwargs_are_those_of_the_sampler(given: dict[str, Any], said: str | None, tmp_path: Path) -> None:
+    args = config(tmp_path, temperature=0.7, top_k=3, max_completion_length=9, generation_kwargs=given)
+    if said is None:
+        return GRPOTrainer.check_settings(args)
+    with refused(said):
+        GRPOTrainer.check_settings(args)
+
+
+def test_generation_kwargs_of_vllm_are_those_of_its_sampling_parameters(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    args = config(tmp_path, use_vllm=True, generation_kwargs={"presence_penalty": 0.1})
+    GRPOTrainer.check_settings(args)  # vLLM is not installed: its server knows them
+    parameters = type("SamplingParams", (), {"__struct_fields__": ("presence_penalty", "stop", "n")})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=parameters))
+    monkeypatch.setattr("gtpo.training.refusals.is_installed", lambda package: True)
+    GRPOTrainer.check_settings(args)
+    for name in ("presence_penatly", "n", "typical_p"):
+        with refused(f"{name} in generation_kwargs"):
+            GRPOTrainer.check_settings(config(tmp_path, use_vllm=True, generation_kwargs={name: 1}))
+
+
+class Silent(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs) * 0
+
+
+class Scores(GTPOTrainer):
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+
+class OfTRL(trl.GRPOTrainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs) * 0
+
+
+class Ignored(GRPOTrainer, OfTRL):
+    """Its loss comes after ours."""
+
+
+class Doubled(GRPOTrainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+class First(OfTRL, GRPOTrainer):
+    """Its loss comes before ours, and calls it."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        (Silent, "Silent._compute_loss would never be called: override `objective`"),
+        (type("Below", (Silent,), {}), "Silent._compute_loss"),
+        (Scores, "Scores._get_per_token_logps_and_entropies"),
+        (Ignored, "OfTRL.compute_loss"),
+        (Doubled, None),
+        (First, None),
+        (GRPOTrainer, None),
+        (GTPOTrainer, None),
+    ],
+)
+def test_an_override_of_a_loss_that_is_never_called_is_refused(
+    trainer: Any, said: str | None, tiny: Path, tmp_path: Path
+) -> None:
+    rows = Dataset.from_dict({"prompt": ["a"] * 8})
+    model = AutoModelForCausalLM.from_pretrained(tiny) if said is None else "no model is loaded"
+    build = partial(trainer, model, [reward_parity], config(tmp_path), rows)
+    if said is None:
+        assert build(processing_class=AutoTokenizer.from_pretrained(tiny))
+        return
+    with refused(said):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("metric", "sets", "said"),
+    [
+        ("reward", {"one": [], "two": []}, "expected one_reward or two_reward"),
+        ("eval_reward", {"one": []}, "expected one_reward"),
+        ("loss", {"one": []}, "expected one_loss"),
+        ("eval_one_reward", {"one": [], "two": []}, None),
+        ("two_reward", {"one": [], "two": []}, None),
+        ("reward", [], None),
+        (None, {"one": []}, None),
+    ],
+)
+def test_the_best_metric_is_one_of_a_set(metric: str | None, sets: Any, said: str | None, tmp_path: Path) -> None:
+    arguments = {"args": config(tmp_path, metric_for_best_model=metric), "eval_dataset": sets}
+    if said is None:
+        return check_inputs(arguments)
+    with refused(said):
+        check_inputs(arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"inputs": {"prompt_ids": []}}, {"inputs": {}, "return_outputs": True}])
+def test_compute_loss_names_what_it_takes(arguments: dict[str, Any], build: Any) -> None:
+    trainer = build("grpo")
+    with refused("takes a micro-batch of _prepare_inputs"):
+        trainer.compute_loss(trainer.model, **arguments)
 
 
 OF_TRL = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "max_length": 99}  # TRL sets them

@@ -2,7 +2,8 @@
 
     python tests/backends/trl_suite/run.py TRL_CLONE [pytest arguments]
 
-Of the clone only ``tests`` and ``scripts`` are used: the TRL that is tested is the installed one. The tests need pytest-timeout, parameterized and jmespath. Models and data
+The clone supplies ``tests`` and ``scripts`` alone: the TRL that is tested is the installed one. They need pytest-timeout,
+parameterized and jmespath. Models and data
 are random ones under the names that the tests use (``hub.py``). Exit code 1 if a test that TRL passes fails with one of
 our trainers, and not with a refusal.
 """
