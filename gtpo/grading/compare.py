@@ -239,9 +239,6 @@ def _same_element(x: str, y: str, budget: TimeBudget) -> bool:
 
 def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers without structure: numbers, numbers in a base, words, or expressions."""
-    verdict = same_number(a, b)
-    if verdict is not None:
-        return verdict
     if "\\approx" in a + b:
         return _same_rounded(a, b, budget) or _same_rounded(b, a, budget)
     values = strip_units(a, b)

@@ -8,8 +8,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -135,10 +134,10 @@ def _letters(match: re.Match[str]) -> str:
 def _chinese_number(match: re.Match[str]) -> str:
     """Chinese numerals as digits."""
     total = digit = 0
-    for char in match[0].replace("零", ""):
-        place = {"十": 10, "百": 100, "千": 1000}.get(char, 0)
-        total += (digit or 1) * place
-        digit = 0 if place else int(unicodedata.numeric(char.replace("两", "二")))
+    for char in match[0]:
+        value = int(unicodedata.numeric(char))
+        total += (digit or 1) * value if value > 9 else 0
+        digit = 0 if value > 9 else value
     return str(total + digit)
 
 
@@ -148,24 +147,12 @@ def _ratio(match: re.Match[str]) -> str:
     return ":".join(str(part // math.gcd(*parts)) for part in parts)
 
 
-def _sexagesimal(match: re.Match[str]) -> str:
-    """Degrees, minutes and seconds of an angle as degrees."""
-    degrees, minutes, seconds = (Fraction(part or 0) for part in match.groups())
-    angle = degrees + minutes / 60 + seconds / 3600
-    return rf"{angle.numerator}/{angle.denominator}\text{{ deg}}"
-
-
 def _replacement(text: str) -> Replacement:
-    """What a rule puts in place: a template, a function, or a template with ``@`` for a word's entry in a table."""
-    name, _, template = text.removeprefix("@").partition(" ")
+    """What a rule puts in place: a template, ``@`` and a function, or ``@``, a table of words and a template."""
     if not text.startswith("@"):
         return text
-    return _FUNCTIONS.get(name) or partial(_translated, TABLES[name], template)
-
-
-def _translated(table: dict[str, str | int], template: str, match: re.Match[str]) -> str:
-    entry = table.get(match["word"]) or table[match["word"].lower()]
-    return match.expand(template).replace("@", str(entry))
+    name, _, template = text[1:].partition(" ")
+    return _FUNCTIONS.get(name) or (lambda match: match.expand(template).replace("@", str(TABLES[name][match["word"].lower()])))
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -183,7 +170,6 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "letters": _letters,
     "chinese": _chinese_number,
     "ratio": _ratio,
-    "sexagesimal": _sexagesimal,
     "unescape": lambda match: html.unescape(match[0]),
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),
     "remainder": lambda match: str(int(match[1]) % (int(match[2]) or 1)),

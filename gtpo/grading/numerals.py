@@ -23,23 +23,14 @@ def parse_number(text: str) -> tuple[Fraction, bool] | None:
     match = _VALUE.fullmatch(re.sub(r"^([-+]?)(?=10\^\{)", r"\g<1>1*", text))  # 10^{5}
     if not match or text.count("(") != text.count(")"):
         return None
-    part = match.groupdict()
-    if part["decimal"]:
-        power = int(part["power"] or 0)
-        value = Fraction(part["decimal"]) * Fraction(10) ** power
-    else:
-        top = part["top"] or part["over"]
-        bottom = part["bottom"] or part["under"]
-        if not Fraction(bottom):
-            return None
-        if part["whole"] and not (top + bottom).isdigit():
-            return None  # 3\frac{-1}{2} is not a mixed number
-        whole = int(part["whole"] or 0)
-        value = Fraction(top) / Fraction(bottom) + whole
-    signs = part["sign"] + part["inner"]
-    if signs.count("-") == 1:
-        value = -value
-    return value, bool(part["percent"])
+    part = match.groupdict("")
+    top, bottom = part["top"] + part["over"] + part["decimal"], part["bottom"] + part["under"] or "1"
+    if not Fraction(bottom) or (part["whole"] and not (top + bottom).isdigit()):
+        return None  # 3\frac{-1}{2} is not a mixed number
+    value = Fraction(part["whole"] or 0) + Fraction(top) / Fraction(bottom)
+    value *= Fraction(10) ** int(part["power"] or 0)
+    is_negative = (part["sign"] + part["inner"]).count("-") == 1
+    return -value if is_negative else value, bool(part["percent"])
 
 
 def as_fraction(number: Fraction) -> str:
@@ -64,21 +55,15 @@ def same_number(a: str, b: str) -> bool | None:
         return None
     if _TIME.fullmatch(a) and _TIME.fullmatch(b):
         return a == b
-    value, is_percentage = x
-    other, is_other_percentage = y
+    (value, is_percentage), (other, is_other_percentage) = x, y
     if value == other:
         return True  # also 10% and 10: MATH uses both
     if is_percentage != is_other_percentage:
-        share, number = (value, other) if is_percentage else (other, value)
-        return share / 100 == number
+        return value / 100**is_percentage == other / 100**is_other_percentage
     unit = rounding_tolerance(a, b)
-    if unit is None:
-        return False
-    decimal, exact = (value, other) if "." in a else (other, value)
-    if abs(decimal - exact) <= unit / 2:
-        return True
-    cut_off = exact - decimal if decimal > 0 else decimal - exact
-    return 0 <= cut_off < unit
+    decimal = value if "." in a else other
+    error = (2 * decimal - value - other) * (1 if decimal > 0 else -1)
+    return unit is not None and -unit < error <= unit / 2  # cut off or rounded
 
 
 def rounding_tolerance(a: str, b: str) -> Fraction | None:
@@ -92,5 +77,4 @@ def rounding_tolerance(a: str, b: str) -> Fraction | None:
 
 def last_place(decimal: str) -> Fraction:
     """The unit in the last place of a decimal."""
-    _, _, digits = decimal.partition(".")
-    return Fraction(1, 10 ** len(digits))
+    return Fraction(1, 10 ** len(decimal.partition(".")[2]))

@@ -111,20 +111,20 @@ def _bracketed(kind: str, inner: str, *, is_set: bool) -> Structure | None:
 
 def _continued(items: Items) -> Items:
     r"""``1, 3, \ldots, 9`` as its five numbers, ``1, 3, 5, \ldots`` as ``1, 3, \ldots``; other items as they are."""
-    if items.count(ELLIPSIS) != 1:
+    if ELLIPSIS not in items[1:]:
         return items
-    numbers = [int(item) for item in items if re.fullmatch(r"-?\d{1,9}", item)]
     count = items.index(ELLIPSIS)
-    if count == 0 or len(numbers) != len(items) - 1:
+    try:
+        shown, after = [*map(int, items[:count])], [*map(int, items[count + 1 :])]
+    except ValueError:
         return items
-    first, *after = numbers[0], *numbers[count:]
-    step = numbers[1] - first if count > 1 else 1
-    if not after:
-        is_even = step and numbers == [first + step * i for i in range(count)]
-        return (*items[:2], ELLIPSIS) if is_even and count > 1 else items
-    length = (after[-1] - first) // step + 1 if step else 0
-    whole = [first + step * i for i in range(min(length, MAX_UNORDERED))]
-    is_even = whole[:count] == numbers[:count] and whole[-len(after) :] == after
+    step = shown[1] - shown[0] if count > 1 else 1
+    whole = [shown[0] + step * i for i in range(MAX_UNORDERED)]
+    if not after and whole[:count] == shown:
+        return (*items[:2], ELLIPSIS) if count > 1 else items
+    length = whole.index(after[-1]) + 1 if after and after[-1] in whole else 0
+    whole = whole[:length]
+    is_even = whole[:count] == shown and whole[-len(after) :] == after
     return tuple(map(str, whole)) if is_even else items
 
 

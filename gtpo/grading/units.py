@@ -93,19 +93,13 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     """
     x, y = split_unit(a), split_unit(b)
     if x.unit and y.unit and x.unit != y.unit:
-        units = {x.unit, y.unit}
         if x.unit.dimension == y.unit.dimension:
-            first = product(x.value, as_fraction(x.unit.size))
-            second = product(y.value, as_fraction(y.unit.size))
-            return first, second
-        matches = LABEL in units or units in _EITHER
-        if PERCENT in units or not matches:
+            return product(x.value, as_fraction(x.unit.size)), product(y.value, as_fraction(y.unit.size))
+        units = {x.unit, y.unit}
+        if PERCENT in units or not (LABEL in units or units in _EITHER):
             return None
-    first, second = x.value, y.value
-    if x.is_letter and (not y.unit or y.is_letter):
-        first = a
-    if y.is_letter and (not x.unit or x.is_letter):
-        second = b
+    first = a if x.is_letter and (not y.unit or y.is_letter) else x.value
+    second = b if y.is_letter and (not x.unit or x.is_letter) else y.value
     return first, second
 
 
