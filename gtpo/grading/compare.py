@@ -14,6 +14,7 @@ from gtpo.grading.units import in_one_unit, split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
+_COMMAND = r"\\(?!text|mbox)[a-zA-Z]+(?:\{[a-z]*matrix\})?"
 _RELATION = f"=|{_COMPARISON}"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
@@ -146,6 +147,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     value = values[-1]
     is_constant = not _variables(split_unit(value).value)
     is_unfinished = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
+    is_unfinished = is_unfinished or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
     if not (NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation
@@ -186,14 +188,11 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
         return same or ("union" in kinds and budget.sympy_equal(a, b))
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, budget, ordered=True)
-    sets = {"()", "(]", "[)", "[]", "union", "set"}
-    if not kinds & sets:
+    if kinds & {"list", "cases"}:
         return False
-    is_operation = "" in kinds and re.search(rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])", a + b)
-    is_union = "union" in kinds and kinds <= sets
-    if is_union or is_operation:
-        return budget.sympy_equal(a, b)  # one interval for two adjacent ones; x > 2 for an interval
-    return False
+    # one interval for two adjacent ones; x > 2 for an interval; a multiple of a matrix
+    is_operation = "" in kinds and re.search(rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix", a + b)
+    return bool("union" in kinds or is_operation) and budget.sympy_equal(a, b)
 
 
 def _only_element(items: Items) -> str:
@@ -285,7 +284,7 @@ def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
 
 def has_words(text: str) -> bool:
     """True for words, False for a product of variables: four letters in a row, or two capitals, make a word."""
-    bare = re.sub(r"\\(?!text|mbox)[a-zA-Z]+", " ", text)
+    bare = re.sub(_COMMAND, " ", text)
     return bool(re.search(r"[a-zA-Z]{4}|[A-Z]{2}|\\text|\\mbox", bare))
 
 
@@ -295,5 +294,5 @@ def squash(text: str) -> str:
 
 def _variables(text: str) -> set[str]:
     """The variables of an expression: its letters outside commands, except i and e."""
-    bare = re.sub(r"\\[a-zA-Z]+(?:\{[a-z]*matrix\})?", " ", text)
+    bare = re.sub(_COMMAND, " ", text)
     return set(re.findall("[a-zA-Z]", bare)) - {"i", "e"}

@@ -4,8 +4,7 @@ import itertools
 import re
 from functools import lru_cache
 
-from gtpo.grading.latex import OPENING, TABLES, closing_index, split_top_level
-from gtpo.grading.numerals import product
+from gtpo.grading.latex import OPENING, closing_index, split_top_level
 
 Items = tuple[str, ...]
 Structure = tuple[str, Items]
@@ -14,8 +13,7 @@ ELLIPSIS = "\\ldots"
 MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 
 _MATRIX = re.compile(
-    r"(?P<factor>[^&|]*?)\*?(?P<bar>\||\\det\(?)?\\begin\{(?P<kind>[pv]matrix|cases)\}(?P<body>.*)"
-    r"\\end\{(?P=kind)\}[|)]?(?P<transposed>\^(?:\{T\}|\\top|\{\\top\}))?"
+    r"\\begin\{(pmatrix|cases)\}((?:(?!\\begin).)*)\\end\{\1\}"
 )
 _COMPONENT = re.compile(  # +2\hat{j}, 2j
     r"(?:^|(?=[+-]))([+-]?)([^+-]*?)\s*\*?(?:\\(?:hat|vec|widehat)\s*\{?([ijk])\}?|(?<![a-zA-Z\\])([ijk]))(?=[+-]|$)"
@@ -45,35 +43,19 @@ def parse_structure(text: str) -> Structure:
 
 
 def _matrix(text: str) -> Structure | None:
-    """The entries of a LaTeX matrix, row by row; the value of a determinant; the rows of cases.
-
-    None if the text is not a matrix with rows of equal length. It may have a scalar factor and be transposed.
-    """
+    """The entries of a LaTeX matrix, row by row; the rows of cases. None if rows are missing or differ in length."""
     match = _MATRIX.fullmatch(text)
-    if not match or "\\begin" in match["body"]:
+    if not match:
         return None
-    lines = match["body"].replace("\\cr", "\\\\").split("\\\\")
+    lines = match[2].replace("\\cr", "\\\\").split("\\\\")
     rows = [re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")) for line in lines if line.strip()]
     widths = {len(row) for row in rows}
     if len(widths) != 1:
         return None
     columns = widths.pop()
-    factor = match["factor"]
-    if match["kind"] == "cases":
-        kind = "list" if columns == 1 else "cases"
-        return kind, tuple(",".join(row) for row in rows)
-    if match["transposed"]:
-        rows = [list(column) for column in zip(*rows, strict=True)]
-    entries = tuple(entry for row in rows for entry in row)
-    if match["bar"] or match["kind"] == "vmatrix":
-        determinant = TABLES["determinants"].get(len(entries))
-        if not determinant or columns != len(rows):
-            return None
-        return "", (f"{factor}({determinant.format(*entries)})",)
-    if factor:
-        factor = "-1" if factor == "-" else factor
-        entries = tuple(product(factor, entry) for entry in entries)
-    return f"matrix {len(entries) // len(rows)}", entries
+    if match[1] == "cases":
+        return "list" if columns == 1 else "cases", tuple(map(",".join, rows))
+    return f"matrix {columns}", tuple(itertools.chain(*rows))
 
 
 def _vector(text: str) -> Structure | None:

@@ -75,7 +75,7 @@ def read_latex(latex: str) -> Any:
     """The sympy object of a LaTeX answer; None if it cannot be parsed."""
     from math_verify import LatexExtractionConfig, parse
     from math_verify.parser import NormalizationConfig
-    from sympy import Complement, I, Intersection, Product, Sum, Union
+    from sympy import Complement, I, Intersection, MatMul, Product, Sum, Union
     from sympy.core.expr import UnevaluatedExpr
 
     config = LatexExtractionConfig(
@@ -87,7 +87,7 @@ def read_latex(latex: str) -> Any:
         return None
     # math-verify parses i as a symbol; as the imaginary unit, i^2 is -1.
     read = found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"})
-    return read.doit() if read.has(Sum, Product, UnevaluatedExpr, Union, Intersection, Complement) else read
+    return read.doit() if read.has(Sum, Product, UnevaluatedExpr, MatMul, Union, Intersection, Complement) else read
 
 
 def is_nonzero(difference: Any) -> bool:
