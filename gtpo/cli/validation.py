@@ -97,29 +97,15 @@ def check_values(values: Values, has_gpu: bool, with_unsloth: bool) -> None:
     no_gpu = values["use_cpu"] or not has_gpu
     merges = values["merge"] != "none"
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or merges
-    rewards = values.get("reward", ())
-    weights = values.get("reward_weights") or rewards
-    faults = {
-        f"--reward_weights has {len(weights)} weights and --reward {len(rewards)} functions: give each one weight.": (
-            len(weights) != len(rewards)
-        ),
-        "--auto_find_batch_size is for SFT: a first micro-batch that does not fit is trained in halves, remove it.": (
-            values["auto_find_batch_size"] and "num_generations" in values
-        ),
+    faults = _of_method(values) | {
         "--packing true packs rows for the attention of a GPU, a CPU would need memory for all of them: remove it.": (
             values.get("packing") and no_gpu
-        ),
-        "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
-            values["remove_unused_columns"] and "num_generations" in values
         ),
         "--fp16 needs a GPU, and a CPU would train in float32: remove it, or set --bf16 true.": (
             values["fp16"] and no_gpu
         ),
         "--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.": (
             values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth
-        ),
-        "--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.": (
-            values.get("stop_on_collapse") and "accuracy" not in values["reward"]
         ),
         "--lora_rank 0 has no adapter: set --backend transformers, --load_in_4bit false, --merge none.": (
             values["lora_rank"] == 0 and needs_adapter
@@ -138,6 +124,28 @@ def check_values(values: Values, has_gpu: bool, with_unsloth: bool) -> None:
             f"prompts of up to {prompt} and completions of up to {completion} tokens exceed --max_seq_length "
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise it."
         )
+
+
+def _of_method(values: Values) -> Values:
+    """What is wrong with the settings of GTPO and GRPO -> whether it is."""
+    if "num_generations" not in values:
+        return {}
+    rewards = values["reward"]
+    weights = values["reward_weights"] or rewards
+    return {
+        f"--reward_weights has {len(weights)} weights and --reward {len(rewards)} functions: give each one weight.": (
+            len(weights) != len(rewards)
+        ),
+        "--auto_find_batch_size is for SFT: remove it, the micro-batch is derived from the memory of the GPU.": (
+            values["auto_find_batch_size"]
+        ),
+        "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
+            values["remove_unused_columns"]
+        ),
+        "--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.": (
+            values["stop_on_collapse"] and "accuracy" not in rewards
+        ),
+    }
 
 
 def evaluation_settings(values: Values, processes: int) -> Values:

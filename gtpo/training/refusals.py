@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,11 @@ from transformers import GenerationConfig, ProcessorMixin
 from gtpo.arguments import fields_of
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
-from gtpo.models.backend import is_installed, uses_unsloth
+from gtpo.models.backend import uses_unsloth
 from gtpo_loss import LOSS_TYPES
 
 _VALUES = read_yaml(Path(__file__).with_name("objective.yaml"))
 _UNUSED = read_yaml(Path(__file__).with_name("unused.yaml"))
-_OF_LENGTH = dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length")
-_ALSO_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
-# What would return something else than one completion for each prompt, or end it at what the loss does not know.
-_NOT_ONE_COMPLETION = re.compile(
-    r"_.*|output_.*|return_.*|num_return_sequences|n|stop_strings|.*_token_id|stop_token_ids"
-)
 # Settings of a sampler that change no probability, or that TRL sets by its own config.
 _NOT_OF_THE_SAMPLER = re.compile(
     r"_.*|transformers_version|.*_token_ids?|stop_strings|max_(length|new_tokens|tokens|time)|(use_)?cache.*|"
@@ -63,30 +57,18 @@ def check_unused(args: Any, trainer: str) -> None:
 
 def check_generation_kwargs(args: Any) -> None:
     """Raise UsageError for the first of ``generation_kwargs`` that the sampler does not take, or a setting decides."""
-    given = args.generation_kwargs or {}
-    known = _names_of_sampler(args.use_vllm) if given else ()
-    for name, value in given.items():
-        setting = _OF_LENGTH.get(name, name)
-        if setting in (*_ALSO_SETTINGS, "max_completion_length"):
-            if (expected := getattr(args, setting)) != value:
-                raise UsageError(f"generation_kwargs has {name} = {value}, and {setting} is {expected}: set {setting}.")
-        elif _NOT_ONE_COMPLETION.fullmatch(name):
-            raise UsageError(f"{name} in generation_kwargs is not supported, completions end with an EOS: remove it.")
-        elif known and name not in known:
-            close = nearest(name, known)
-            raise UsageError(f"{name} in generation_kwargs is no setting of the sampler{close}: remove it.")
-
-
-def _names_of_sampler(uses_vllm: bool) -> Collection[str]:
-    """The names that Transformers or vLLM takes; none where vLLM is on another machine."""
-    if not uses_vllm:
-        return GenerationConfig().to_dict().keys()
-    if not is_installed("vllm"):
-        return ()
-    from vllm import SamplingParams
-
-    names: Collection[str] = SamplingParams.__struct_fields__
-    return names
+    known = GenerationConfig().to_dict()
+    for name, value in (args.generation_kwargs or {}).items():
+        setting = _VALUES["also_settings"].get(name)
+        fault = ""
+        if setting and getattr(args, setting) != value:
+            fault = f"= {value} is not {setting} = {getattr(args, setting)}: set {setting}"
+        elif re.fullmatch(_VALUES["not_one_completion"], name):
+            fault = "is not supported, completions end with an EOS: remove it"
+        elif not args.use_vllm and name not in known:  # vLLM refuses it
+            fault = f"is no setting of the sampler{nearest(name, known)}: remove it"
+        if fault:
+            raise UsageError(f"{name} in generation_kwargs {fault}.")
 
 
 def deviations(args: Any, generation_config: Any) -> str:
@@ -118,9 +100,9 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
     """
     sets = arguments.get("eval_dataset")
     metric = str(arguments["args"].metric_for_best_model or "").removeprefix("eval_")
-    if isinstance(sets, Mapping) and metric and not metric.startswith(tuple(f"{name}_" for name in sets)):
-        names = " or ".join(f"{name}_{metric}" for name in sets)
-        raise UsageError(f"metric_for_best_model is {metric!r}, and eval_dataset has several sets: expected {names}.")
+    if isinstance(sets, Mapping) and metric and not metric.startswith(tuple(sets)):
+        expected = f"{next(iter(sets))}_{metric}"
+        raise UsageError(f"metric_for_best_model is {metric!r}: expected that of one set, such as {expected!r}.")
     for name in ("tools", "environment_factory", "rollout_func"):
         if arguments.get(name):
             raise UsageError(f"{name} is not supported: TRL's GRPOTrainer has it.")

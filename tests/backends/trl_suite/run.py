@@ -2,10 +2,9 @@
 
     python tests/backends/trl_suite/run.py TRL_CLONE [pytest arguments]
 
-The clone supplies ``tests`` and ``scripts`` alone: the TRL that is tested is the installed one. They need pytest-timeout,
-parameterized and jmespath. Models and data
-are random ones under the names that the tests use (``hub.py``). Exit code 1 if a test that TRL passes fails with one of
-our trainers, and not with a refusal.
+The clone supplies ``tests`` and ``scripts`` alone; the installed TRL is tested. They need pytest-timeout, parameterized
+and jmespath. Models and data are random ones under the names that the tests use (``hub.py``). Exit code 1 if a test
+that TRL passes fails with one of our trainers, and not with a refusal.
 """
 
 import json
