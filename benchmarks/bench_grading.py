@@ -1,24 +1,35 @@
-"""Time and sympy's share of grading: AIME/AMC with majority votes, and 5,000 x 64 answers of MATH.
+"""Wrong verdicts of this grader and of math-verify; time and sympy's share of grading.
 
     python benchmarks/bench_grading.py                        # benchmarks from the Hub
+    python benchmarks/bench_grading.py --json results/benchmarks/graders.json   # the verdicts alone, stored
     python benchmarks/bench_grading.py --data_dir DIR         # from JSONL files (or set GTPO_DATA_DIR)
     python benchmarks/bench_grading.py --math_problems 500    # one tenth, a few seconds
 
-Completions are synthetic and seeded: 64 per problem, some correct in one of several spellings, the others drawn from a
-few wrong answers with a skewed distribution, as a model samples them (gold answers of other problems, changed digits,
-unreadable text). "seconds" is the time of both verdicts and the votes, "no sympy" the share of completions graded
-without sympy, "late" the number of comparisons that exceeded a limit.
+The tables of verdicts are those of tests/grading: held_out.py was written before the rules, kinds.txt and verdicts.py
+with them, field.txt has the forms of other graders' tests. Both texts are given to math-verify as LaTeX.
+
+Times are of AIME and AMC with majority votes, and of 5,000 x 64 answers of MATH. Completions are synthetic and seeded:
+64 per problem, some correct in one of several spellings, the others drawn from a few wrong answers with a skewed
+distribution, as a model samples them (gold answers of other problems, changed digits, unreadable text). "seconds" is
+the time of both verdicts and the votes, "no sympy" the share of completions graded without sympy, "late" the number of
+comparisons that exceeded a limit.
 """
 
 import argparse
+import json
 import os
 import random
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "grading"))
+
+from held_out import HELD_OUT
+from verdicts import CASES, read_table
 
 from gtpo import grading
 from gtpo.data.load import load_benchmark
@@ -26,11 +37,35 @@ from gtpo.evaluation.metrics import majority_at_k
 from gtpo.grading import worker
 
 SAMPLES = 64
+TABLES = Path(__file__).resolve().parents[1] / "tests" / "grading"
 REASONING = f"<reasoning>{'One step after the other. ' * 40}</reasoning>"
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
+GRADERS: dict[str, Callable[[str, str], bool]] = {
+    "gtpo": grading.is_correct,
+    "math-verify": grading.math_verify_accepts,
+}
+
+
+def verdicts() -> dict[str, dict[str, int]]:
+    """Wrong verdicts of each grader, by table."""
+    tables: dict[str, list[tuple[str, str, bool, str]]] = {"held_out.py": HELD_OUT, "verdicts.py": CASES}
+    for name in ("kinds.txt", "field.txt"):
+        tables[name] = read_table((TABLES / name).read_text(encoding="utf-8"))
+    results: dict[str, dict[str, int]] = {}
+    for table, rows in tables.items():
+        results[table] = {"rows": len(rows), "right": sum(expected for _, _, expected, _ in rows)}
+        for name, accepts in GRADERS.items():
+            given = [
+                (accepts(answer, gold.replace(r"\n####", "\n####")), expected) for gold, answer, expected, _ in rows
+            ]
+            results[table][f"{name}: wrongly accepted"] = given.count((True, False))
+            results[table][f"{name}: wrongly refused"] = given.count((False, True))
+    return results
 
 
 def main(data_dir: str | None, math_problems: int) -> None:
+    """Print the verdicts, then the times."""
+    print(json.dumps(verdicts(), indent=1))
     rng = random.Random(0)
     contest = []
     for name in ("aime24", "aime25", "amc23"):
@@ -115,5 +150,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", default=os.environ.get("GTPO_DATA_DIR"))
     parser.add_argument("--math_problems", type=int, default=5000)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    main(options.data_dir, options.math_problems)
+    if options.json:
+        options.json.write_text(json.dumps(verdicts(), indent=1) + "\n")
+    else:
+        main(options.data_dir, options.math_problems)

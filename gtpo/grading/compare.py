@@ -146,8 +146,8 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
         name, values = values[0], [name]  # 18 = x
     value = values[-1]
     is_constant = not _variables(split_unit(value).value)
-    is_unfinished = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
-    is_unfinished = is_unfinished or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
+    is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
+    is_unfinished = bool(is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text))  # 2a + b = 0
     if not (NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation

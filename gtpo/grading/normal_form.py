@@ -152,7 +152,10 @@ def _replacement(text: str) -> Replacement:
     if not text.startswith("@"):
         return text
     name, _, template = text[1:].partition(" ")
-    return _FUNCTIONS.get(name) or (lambda match: match.expand(template).replace("@", str(TABLES[name][match["word"].lower()])))
+    words = TABLES.get(name)
+    return _FUNCTIONS.get(name) or (
+        lambda match: match.expand(template).replace("@", str(words[match["word"].lower()]))
+    )
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -12,9 +12,7 @@ Structure = tuple[str, Items]
 ELLIPSIS = "\\ldots"
 MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 
-_MATRIX = re.compile(
-    r"\\begin\{(pmatrix|cases)\}((?:(?!\\begin).)*)\\end\{\1\}"
-)
+_MATRIX = re.compile(r"\\begin\{(pmatrix|cases)\}((?:(?!\\begin).)*)\\end\{\1\}")
 _COMPONENT = re.compile(  # +2\hat{j}, 2j
     r"(?:^|(?=[+-]))([+-]?)([^+-]*?)\s*\*?(?:\\(?:hat|vec|widehat)\s*\{?([ijk])\}?|(?<![a-zA-Z\\])([ijk]))(?=[+-]|$)"
 )
