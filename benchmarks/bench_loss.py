@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gtpo.runs.script import limit_openmp_spinning  # noqa: E402
+from gtpo.processes import limit_openmp_spinning  # noqa: E402
 
 limit_openmp_spinning(os.environ)  # as the scripts do, before PyTorch is imported
 

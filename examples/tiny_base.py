@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo.data.arithmetic import arithmetic
 from gtpo.models.hub import TINY_BASE
+from gtpo.processes import limit_openmp_spinning
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
-from gtpo.runs.script import limit_openmp_spinning
 
 TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the directory
     "seed": 0,

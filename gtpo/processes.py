@@ -1,8 +1,9 @@
-"""The processes of a run: which one this is, agreement between them, parameters sharded across them."""
+"""The processes of a run: which one this is, agreement between them, sharded parameters, idle threads."""
 
 import atexit
 import os
 import sys
+from collections.abc import MutableMapping
 from typing import Any, NoReturn
 
 from gtpo.errors import UsageError
@@ -67,3 +68,13 @@ def gather_full_parameter(parameter: Any) -> Any:
         with GatheredParameters([parameter]):
             return parameter.detach().clone()
     return parameter
+
+
+def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let idle threads spin for a moment, then sleep; a policy of the user is kept. Before PyTorch is imported.
+
+    To wake a thread takes longer than a parallel region of a small model. GNU OpenMP's own limit is a hundred times
+    this one: threads then spin instead of working where another program uses a core.
+    """
+    if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
+        environment.setdefault("GOMP_SPINCOUNT", "3000")  # about a tenth of a millisecond

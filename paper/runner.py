@@ -21,7 +21,7 @@ from typing import IO
 from gtpo.errors import UsageError
 from gtpo.files import open_own
 from gtpo.models.backend import gpu_is_available
-from gtpo.runs.script import limit_openmp_spinning
+from gtpo.processes import limit_openmp_spinning
 from paper.matrix import Evaluation, Work, command_of, shards_of
 
 Process = subprocess.Popen[bytes]

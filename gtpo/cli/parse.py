@@ -44,6 +44,7 @@ from gtpo.models.backend import (
 )
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.models.memory import derived_micro_batch, scale_of
+from gtpo.processes import limit_openmp_spinning
 from gtpo.runs.directory import (
     OUTPUTS,
     REMOTE_SETTINGS,
@@ -55,7 +56,6 @@ from gtpo.runs.directory import (
     own_runs,
     to_argv,
 )
-from gtpo.runs.script import limit_openmp_spinning
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""How a script runs and exits: one line for invalid input, exit codes, a full disk; how idle threads wait."""
+"""How a script runs and exits: one line for invalid input, exit codes, a full disk."""
 
 import errno
 import logging
@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from argparse import ArgumentError
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -112,13 +112,3 @@ def _fault_of_the_disk(error: Exception) -> str | None:
     if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in full):
         return f"the disk is full ({error}); free some space, then: {_how_to_continue()}"
     return None
-
-
-def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let idle threads spin for a moment, then sleep; a policy of the user is kept. Before PyTorch is imported.
-
-    To wake a thread takes longer than a parallel region of a small model. GNU OpenMP's own limit is a hundred times
-    this one: threads then spin instead of working where another program uses a core.
-    """
-    if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
-        environment.setdefault("GOMP_SPINCOUNT", "3000")  # about a tenth of a millisecond

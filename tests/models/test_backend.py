@@ -17,7 +17,7 @@ from gtpo.cli.parse import load_backend_from_flags
 from gtpo.evaluation import sampling
 from gtpo.models import backend
 from gtpo.models.backend import load_backend
-from gtpo.runs.script import limit_openmp_spinning
+from gtpo.processes import limit_openmp_spinning
 from train_gtpo import SETTINGS
 
 TABLES = tables_of(__file__)
