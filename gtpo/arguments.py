@@ -235,6 +235,7 @@ class RewardArguments:
         ["format", "accuracy"], "Summed: format and accuracy [Section 8.2], or your own, file.py:function as in TRL."
     )
     objective: str | None = option(None, "Of train_grpo.py: file.py:Class, a subclass of gtpo.GRPOTrainer.")
+    changed_reward: bool = option(False, "With --resume: go on though the code of a reward has changed.")
     stop_on_collapse: bool = option(
         False, "End the run when its accuracy falls in the first 100 steps; a warning and a checkpoint come anyway."
     )
@@ -339,6 +340,7 @@ class Settings:
     settings: Any = None  # the dataclass Settings of --objective
     given: Values = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
     made_from: Values = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
+    prompt_keys: bytes = b""  # of the training prompts, in prompts.bin
     changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
 
     @property
@@ -376,4 +378,4 @@ class Settings:
         return {name: value for name, value in self.to_dict().items() if name in told}
 
 
-_NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}
+_NOT_STORED = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}

@@ -68,7 +68,7 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
-COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "regrade", "compare"}
+COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "changed_reward", "regrade", "compare"}
 _OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
 DERIVED = (  # from other settings, unless given
     "output_dir",

@@ -22,7 +22,7 @@ from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entries, Entry, Groups, Row, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
-from gtpo.evaluation.table import lay_out
+from gtpo.evaluation.table import lay_out, trained_on_text
 from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_differently
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,8 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
                 logger.warning(
                     "%s on %s: the weights have changed since: evaluate it again", entry.label, entry.benchmark
                 )
+            if said := trained_on_text(entry):
+                logger.warning("%s was %s of %s", entry.label, said, entry.benchmark)
             if places.setdefault(entry.label, name) != name:  # the same label, from another directory
                 entry = replace(entry, label=f"{name}/{entry.label}")
             if not benchmarks or entry.benchmark in benchmarks:

@@ -90,6 +90,7 @@ class Entry:
     benchmark: str  # its name
     problems: int  # their number
     dropped: dict = field(default_factory=dict)  # why rows of your data are no problems -> their number
+    trained_on: int | None = None  # problems whose question is a training prompt of the run; None: not known
     k: int  # samples per problem
     scores: dict  # metric -> percent, by k' where it depends on k'
     intervals: dict  # metric -> k' -> 95 % interval in percent
@@ -108,7 +109,8 @@ class Entry:
         """The JSON object."""
         stored: dict = {}
         for name, value in vars(self).items():
-            stored |= asdict(value) if name == "origin" else {name: value}
+            if value is not None:
+                stored |= asdict(value) if name == "origin" else {name: value}
         return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
 
 

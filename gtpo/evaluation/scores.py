@@ -14,11 +14,12 @@ from gtpo import grading
 from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, Problem, Problems, ProblemScores, read_entries
+from gtpo.evaluation.records import Entry, Origin, Problem, Problems, ProblemScores, read_entries
 from gtpo.evaluation.storage import find_completion_files, key_of, keys_of, read_completions, scores_path
 from gtpo.files import read_regular, write_atomically
 from gtpo.prompts import PromptFormat
-from gtpo.runs.provenance import git_revision
+from gtpo.runs.directory import RunDirectory
+from gtpo.runs.provenance import git_revision, prompt_keys
 
 Graded = tuple[Sequence[str | None], Sequence[bool]]  # answers of a problem's completions; whether they are correct
 Verdicts = Mapping[str, Graded]  # by the end of the names of metrics: "" for the grader, _lenient
@@ -56,6 +57,7 @@ def grade(path: Path, problems: Problems) -> Entry:
         benchmark=path.stem,
         problems=len(problems.rows),
         dropped=problems.dropped,
+        trained_on=_trained_on(head.origin, problems.rows),
         k=k,
         scores=means | shares,
         intervals=intervals,
@@ -69,6 +71,14 @@ def grade(path: Path, problems: Problems) -> Entry:
         },
         per_problem=per_problem,
     )
+
+
+def _trained_on(origin: Origin, problems: Sequence[Problem]) -> int | None:
+    """How many of the problems the run of an adapter or model was trained on; None where it is not known."""
+    weights = Path(origin.adapter or origin.model)
+    trained = RunDirectory(weights.resolve().parent).read_prompts()
+    keys = prompt_keys(problem.question for problem in problems)
+    return sum(key in trained for key in keys) if trained else None
 
 
 def _judge(problem: Problem, texts: Sequence[str], problems: Problems, prompt: PromptFormat) -> Verdicts:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
-from gtpo.evaluation.records import Entries, Stored, by_benchmark
+from gtpo.evaluation.records import Entries, Entry, Stored, by_benchmark
 from gtpo.evaluation.targets import short_name
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
@@ -101,7 +101,13 @@ def _heading(rows: Entries) -> list[str]:
         lines.append(f"Graded by {grader}")
     if dropped := ", ".join(f"{count} {reason}" for reason, count in first.dropped.items()):
         lines.append(f"Rows dropped: {dropped}")
+    lines += [f"{row.label} was {said}" for row in rows if (said := trained_on_text(row))]
     return list(map(printable, lines))
+
+
+def trained_on_text(entry: Entry) -> str:
+    """The part of the problems that the run was trained on; empty without any."""
+    return f"trained on {entry.trained_on} of the {entry.problems} problems" if entry.trained_on else ""
 
 
 def _columns(rows: Entries, of_paper: Sizes) -> list[int]:

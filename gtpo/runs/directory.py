@@ -27,7 +27,8 @@ _NOT_TRAINED = {"prompts_per_step", "seed", "data_seed"}
 for _why in ("place", "saving", "remote", "logging", "evaluation", "batch", "machine"):
     _NOT_TRAINED |= {*MAY_CHANGE[_why]} - {"backend", "use_cpu", "use_vllm"}
 BEFORE_STEPS = {  # what a run may have that failed before its first step
-    "run.lock", "config.yaml", "environment.json", "initial_entropy.json", "completions", "wandb", "wandb_id",
+    "run.lock", "config.yaml", "environment.json", "prompts.bin", "initial_entropy.json", "completions", "wandb",
+    "wandb_id",
 }  # fmt: skip
 FILES = {  # what a run directory may have: the files that show it
     "settings": ("config.yaml",),
@@ -66,6 +67,7 @@ class RunDirectory:
         self.config = path / "config.yaml"  # every setting, resolved
         self.environment = path / "environment.json"  # versions, git revision, hardware
         self.initial_entropy = path / "initial_entropy.json"
+        self.prompts = path / "prompts.bin"  # 8 bytes of a hash of each training prompt
         self.metrics = path / "metrics.jsonl"  # one JSON line per logged step
         self.completions = path / "completions"  # one parquet table per logged step
         self.report = path / "report.html"
@@ -123,6 +125,11 @@ class RunDirectory:
     def read_environment(self) -> Values:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
         return _read_json(self.environment)
+
+    def read_prompts(self) -> set[bytes]:
+        """The hashes of the training prompts, of :func:`gtpo.runs.provenance.prompt_keys`; empty without the file."""
+        stored = read_own(self.prompts) if self.prompts.exists() else b""
+        return {stored[start : start + 8] for start in range(0, len(stored), 8)}
 
     def read_metrics(self) -> list[Values]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, git revision, hardware, and hashes of rows and rewards."""
+"""Where a result comes from: versions, git revision, hardware, and hashes of rows, prompts and rewards."""
 
 import hashlib
 import importlib.metadata
@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ PACKAGES = [
     "bitsandbytes",
     "wandb",
 ]
+OURS = ["gtpo", "gtpo_loss", "rewards"]
+KEY_BYTES = 8
 TRAINER = ["configs", "gtpo/forward", "gtpo/grading", "gtpo/training", "gtpo_loss.py", "rewards.py"]
 
 
@@ -101,10 +105,43 @@ def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] |
         found["held_out"] = _hash_of_rows(held_out)
     names = [*settings.reward.reward, settings.reward.objective or ""] if settings.reward else []
     for name in names:
-        path = Path(name.rpartition(":")[0])
-        if path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        found |= code_of(name)
     return found
+
+
+def code_of(name: str) -> dict[str, str]:
+    """A hash of the file of ``file.py:function`` or ``module:function``, and by path of each module that it imports.
+
+    These are modules in the directory of the file or the working directory, and those that they import; not ours.
+    Empty for a name of ours.
+    """
+    module = name.rpartition(":")[0]
+    file = Path(module.removesuffix(".py") + ".py")
+    if not file.is_file() and module in sys.modules:
+        file = Path(sys.modules[module].__file__ or "")
+    if not file.is_file():
+        return {}
+    directory = str(file.resolve().parent)
+    finder = ModuleFinder([directory, os.getcwd()], excludes=OURS)
+    finder.run_script(str(file))  # it reads the imports and runs nothing
+    found = {}
+    for imported, code in finder.modules.items():
+        path = getattr(code, "__file__", None)
+        if path:
+            key = name if imported == "__main__" else os.path.relpath(path, directory)
+            found[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    return found
+
+
+def prompt_keys(prompts: Iterable[Any]) -> list[bytes]:
+    """8 bytes of a hash of each prompt, text or conversation; system prompt and white space do not count."""
+    keys = []
+    for prompt in prompts:
+        turns = [{"content": prompt}] if isinstance(prompt, str) else prompt
+        texts = [str(turn.get("content")) for turn in turns if turn.get("role") != "system"]
+        words = " ".join(texts).split()
+        keys.append(hashlib.sha256(" ".join(words).encode()).digest()[:KEY_BYTES])
+    return keys
 
 
 def _hash_of_rows(rows: Iterable[Any]) -> str:

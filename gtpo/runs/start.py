@@ -26,7 +26,7 @@ from gtpo.runs.directory import (
     sorted_checkpoints,
     steps_are_done,
 )
-from gtpo.runs.provenance import made_from, provenance
+from gtpo.runs.provenance import code_of, made_from, prompt_keys, provenance
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
     prompts = completions // settings.group_size
     refuse_few_rows(len(rows), prompts)
     settings.made_from |= made_from(settings, rows, held_out)
+    settings.prompt_keys = _trained_prompts(settings, rows)
     for name in settings.trainer.report_to:
         try:
             for reporter in get_reporting_integration_callbacks(name):
@@ -90,6 +91,14 @@ def check_directory(path: str | Path, resume: bool, overwrite: bool) -> None:
         raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
 
 
+def _trained_prompts(settings: Settings, rows: Any) -> bytes:
+    """The content of prompts.bin: of the training rows, and of the run whose adapter the training starts from."""
+    keys = {*prompt_keys(row["prompt"] for row in rows)}
+    if settings.model.initial_adapter:
+        keys |= RunDirectory(Path(settings.model.initial_adapter).parent).read_prompts()
+    return b"".join(sorted(keys))
+
+
 def start_run(settings: Settings) -> None:
     """Create the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
 
@@ -105,6 +114,7 @@ def start_run(settings: Settings) -> None:
     else:
         _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
+    write_atomically(run.prompts, lambda unfinished: unfinished.write_bytes(settings.prompt_keys))
     write_atomically(run.environment, json.dumps(provenance() | {"made_from": settings.made_from}, indent=2))
 
 
@@ -173,12 +183,13 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
 
 
 def _check_objective(run: RunDirectory, settings: Settings, before: Values) -> None:
-    """Refuse to resume with another file of ``--objective``."""
-    name = settings.reward and settings.reward.objective
-    if name and settings.made_from.get(name) != before.get(name, ""):
-        raise UsageError(
-            f"{run.path} was started with another {name}: restore the file, or train another run with --run_name."
-        )
+    """Refuse to resume with another file of ``--objective``, or of a module that it imports."""
+    objective = settings.reward and settings.reward.objective
+    for name in code_of(objective or ""):
+        if settings.made_from[name] != before.get(name, "" if name == objective else settings.made_from[name]):
+            raise UsageError(
+                f"{run.path} was started with another {name}: restore the file, or train another run with --run_name."
+            )
 
 
 def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Values) -> None:
@@ -190,9 +201,15 @@ def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, change
                 "or train another run with --run_name."
             )
         return
-    for reward in before.keys() & settings.made_from.keys() - {"rows", "held_out"}:
-        if settings.made_from[reward] != before[reward]:
-            texts.append(f"another file of the reward {reward}")
+    for reward in sorted(before.keys() & settings.made_from.keys() - {"rows", "held_out"}):
+        if settings.made_from[reward] == before[reward]:
+            continue
+        if not settings.reward.changed_reward:
+            raise UsageError(
+                f"{run.path} was started with another {reward}: restore the file, add --changed_reward true to go on "
+                "with this one, or train another run with --run_name."
+            )
+        texts.append(f"another {reward}")
     if texts:
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 

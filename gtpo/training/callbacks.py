@@ -35,6 +35,7 @@ from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     RunDirectory,
+    command_of,
     damage,
     is_held_out,
     resume_command,
@@ -43,6 +44,8 @@ from gtpo.runs.directory import (
 )
 
 logger = logging.getLogger(__name__)
+
+CHANGED = ("--changed_reward", "true")  # flags of a run that goes on after its reward was corrected
 
 BEST_WINDOW = 100  # steps of the mean that selects best/; an eighth of a run of less than 800
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
@@ -378,14 +381,17 @@ def non_finite_error(
         stops += f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
     if not run.config.exists():
         mend = mend.replace("--", "")
-    return RunError(f"{what} is not finite in step {step}: {stops}. Use {mend}, then {how_to_continue(run)}")
+    then = how_to_continue(run, *(CHANGED if rows else ()))
+    return RunError(f"{what} is not finite in step {step}: {stops}. Use {mend}, then {then}")
 
 
-def how_to_continue(run: RunDirectory) -> str:
-    """What to type after a run has stopped within a step."""
+def how_to_continue(run: RunDirectory, *flags: str) -> str:
+    """What to type after a run has stopped within a step; ``flags``: of a run that is resumed."""
     if not run.config.exists():  # of a library script, which has no flags
         return "start again, or from a checkpoint"
-    return resume_command(run) if run.has_checkpoint else "run the command again, with --overwrite"
+    if not run.has_checkpoint:
+        return "run the command again, with --overwrite"
+    return command_of(run, "--resume", str(run.path), *flags)
 
 
 def save_failed_step(trainer: Any, batches: Sequence[Values], rows: Sequence[Values]) -> Path:
@@ -418,7 +424,7 @@ def save_finished_step(trainer: Any) -> str:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, CompleteCheckpoints):
             callback.save_finished_step()
-    return how_to_continue(RunDirectory(trainer.args.output_dir))
+    return how_to_continue(RunDirectory(trainer.args.output_dir), *CHANGED)
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:

@@ -2,19 +2,24 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.files import read_json
+from helpers.files import read_json, read_lines, write_lines
 from helpers.refusals import refused
-from pytest import MonkeyPatch, approx
+from pytest import LogCaptureFixture, MonkeyPatch, approx, mark
 
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import scores
+from gtpo.evaluation.compare import find_sides
 from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
+from gtpo.evaluation.table import format_table
 from gtpo.grading import compare
+from gtpo.prompts import to_messages
+from gtpo.runs.directory import RunDirectory
+from gtpo.runs.provenance import prompt_keys
 
 Store = Callable[..., Path]
 Texts = dict[str, list[str]]
@@ -42,6 +47,39 @@ def test_scores_by_hand(store: Store, texts_by_hand: Texts) -> None:
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
     assert entry.intervals.keys() == {"pass", "maj", "pass_lenient", "maj_lenient"}
+
+
+# Training prompts of the run, as questions of these problems -> how many of the first three it was trained on.
+TRAINED: list[tuple[Sequence[int], int | None]] = [((0, 2), 2), ((7, 8), 0), ((), None)]
+
+
+@mark.parametrize(("rows", "expected"), TRAINED)
+@mark.parametrize("weights", ["adapter", "best", "checkpoint-5", "model"])
+def test_problems_that_were_trained_on_are_counted_and_said(
+    rows: Sequence[int], expected: int | None, weights: str, store: Store, texts_by_hand: Texts, tmp_path: Path
+) -> None:
+    problems = load_benchmark("arithmetic")
+    run = RunDirectory(tmp_path / "trained")
+    run.path.mkdir()
+    if rows:
+        run.prompts.write_bytes(b"".join(prompt_keys(to_messages(problems[row].question) for row in rows)))
+    stored = store(texts_by_hand)
+    head, *lines = read_lines(stored)
+    place = str(run.path / weights)
+    head["about"] |= {"model": place} if weights == "model" else {"adapter": place}
+    write_lines(stored, [head, *lines])
+    entry = grade(stored, Problems(problems[:3]))
+    assert entry.trained_on == expected and Entry.read(entry.write()) == entry
+    said = "run was trained on 2 of the 3 problems"
+    assert (said in format_table([entry]).splitlines()) == (expected == 2)
+
+
+def test_a_comparison_says_what_was_trained_on(store: Store, texts_by_hand: Texts, caplog: LogCaptureFixture) -> None:
+    entry = grade(store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3]))
+    directory = store(texts_by_hand, "other").parents[1]
+    write_results(directory, [replace(entry, trained_on=3), replace(entry, label="other", trained_on=0)])
+    find_sides([str(directory)], "")
+    assert caplog.messages == ["run was trained on 3 of the 3 problems of arithmetic"]
 
 
 def test_lenient_scores_by_hand(store: Store) -> None:

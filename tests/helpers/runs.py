@@ -18,6 +18,11 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return read_lines(RunDirectory(run).metrics)
 
 
+def rows_of(count: int) -> list[dict[str, str]]:
+    """So many training rows."""
+    return [{"prompt": f"{i} + 1?"} for i in range(count)]
+
+
 def checkpoint(run: Path, step: int) -> Path:
     """A complete checkpoint of a run of ten steps: the files that are read, with their manifest."""
     directory = run / f"checkpoint-{step}"

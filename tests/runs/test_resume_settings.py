@@ -11,7 +11,9 @@ from helpers.settings import CLASSES, parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import fields_of
-from gtpo.runs.directory import MAY_CHANGE
+from gtpo.grading.user_functions import load_rewards
+from gtpo.runs.directory import MAY_CHANGE, RunDirectory
+from gtpo.runs.provenance import prompt_keys
 from gtpo.runs.start import check_run, start_run
 
 ROWS = [{"prompt": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)]
@@ -161,7 +163,7 @@ def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) ->
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
-def test_a_reward_file_that_has_changed_is_said(here: Path, caplog: LogCaptureFixture) -> None:
+def test_a_reward_file_that_has_changed_is_refused_unless_it_is_said(here: Path, caplog: LogCaptureFixture) -> None:
     """It may be the repair of the error that stopped the run."""
     (here / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
     flags = ("--reward", "format", "mine.py:f")
@@ -169,5 +171,89 @@ def test_a_reward_file_that_has_changed_is_said(here: Path, caplog: LogCaptureFi
     resume(here / "run", *flags)
     assert "mine.py" not in caplog.text
     (here / "mine.py").write_text("def f(completions, **_):\n    return [-1.0] * len(completions)\n")
-    assert resume(here / "run", *flags) == str(here / "run" / "checkpoint-5")
-    assert "another file of the reward mine.py:f" in caplog.text
+    with refused("run was started with another mine.py:f: .* add --changed_reward true"):
+        resume(here / "run", *flags)
+    assert resume(here / "run", *flags, "--changed_reward", "true") == str(here / "run" / "checkpoint-5")
+    assert "another mine.py:f" in caplog.text
+
+
+# A file that the reward imports, directly or not, and how.
+IMPORTED = {
+    "helper.py": "import helper",
+    "below.py": "from helper import S",  # helper imports it
+    "lazy.py": "def g():\n    import lazy",
+    "package/__init__.py": "from package.inner import T",
+    "package/inner.py": "from package import inner",
+    "package/sibling.py": "import package.inner",  # which imports it by a relative name
+}
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+@pytest.mark.parametrize("place", [".", "rewards"])  # the working directory, or another directory of the reward
+def test_a_module_of_the_reward_that_has_changed_is_refused_by_name(
+    name: str, place: str, here: Path, caplog: LogCaptureFixture
+) -> None:
+    (here / place / "package").mkdir(parents=True)
+    for file in {*IMPORTED, "unused.py"}:
+        (here / place / file).write_text("S = 1\n")
+    (here / place / "helper.py").write_text("import math, below\nimport gtpo.grading\nS = 1\n")
+    (here / place / "package/inner.py").write_text("from . import sibling\nT = 1\n")
+    (here / place / "mine.py").write_text(f"import numpy\n{IMPORTED[name]}\ndef f(completions, **_): pass\n")
+    flags = ("--reward", f"{place}/mine.py:f")
+    begin(here / "run", *flags)
+    made_from = read_json(here / "run" / "environment.json")["made_from"]
+    assert made_from.keys() <= {"rows", flags[1], *IMPORTED}  # neither numpy nor ours
+    for unused in ("unused.py", "mine.txt"):
+        (here / place / unused).write_text("S = -1\n")
+    resume(here / "run", *flags)
+    assert caplog.messages == []
+    with (here / place / name).open("a") as file:
+        file.write("S = -1\n")
+    with refused(f"run was started with another {name}: restore the file"):
+        resume(here / "run", *flags)
+    assert resume(here / "run", *flags, "--changed_reward", "true")
+
+
+def test_a_reward_of_a_module_and_without_its_ending_is_known_by_its_file(here: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(here)
+    (here / "pack").mkdir()
+    for file in ("pack/__init__.py", "pack/of_mine.py", "mine.py"):
+        (here / file).write_text("def f(completions, **_): pass\n")
+    names = ["pack.of_mine:f", "mine:f"]
+    load_rewards(names[:1], {}, [])
+    begin(here / "run", "--reward", *names)
+    for name, file in zip(names, ("pack/of_mine.py", "mine.py"), strict=True):
+        before = (here / file).read_text()
+        (here / file).write_text("def f(completions, **_): return 1\n")
+        with refused(f"run was started with another {name}: "):
+            resume(here / "run", "--reward", *names)
+        (here / file).write_text(before)
+    assert resume(here / "run", "--reward", *names)
+
+
+def test_a_run_stores_its_training_prompts_and_those_of_the_run_that_it_starts_from(here: Path) -> None:
+    begin(here / "first", rows=[*ROWS, *ROWS], held_out=[{"prompt": "held out?"}])
+    assert (here / "first" / "prompts.bin").stat().st_size == 8 * len(ROWS)
+    settings = parsed("--output_dir", str(here / "second"), *SMALL)
+    settings.model.initial_adapter = str(here / "first" / "adapter")
+    check_run(settings, [{"prompt": f"{i} + 2?"} for i in range(10)])
+    start_run(settings)
+    stored = RunDirectory(here / "second").read_prompts()
+    expected = prompt_keys([*(row["prompt"] for row in ROWS), *(f"{i} + 2?" for i in range(10))])
+    assert stored == {*expected} and len(stored) == 40
+
+
+# Another form of the question "What is 1 + 1?" -> whether it is the same prompt.
+FORMS: list[tuple[Any, bool]] = [
+    (" What is\n1 + 1? ", True),
+    ([{"role": "user", "content": "What is 1 + 1?"}], True),
+    ([{"role": "system", "content": "Think."}, {"role": "user", "content": "What is  1 + 1?"}], True),
+    ("What is 1 + 2?", False),
+    ([{"role": "user", "content": "Hi"}, {"role": "user", "content": "What is 1 + 1?"}], False),
+]
+
+
+@pytest.mark.parametrize(("form", "same"), FORMS)
+def test_a_prompt_is_known_in_another_form(form: Any, same: bool) -> None:
+    (plain,) = prompt_keys(["What is 1 + 1?"])
+    assert (prompt_keys([form]) == [plain]) is same and len(plain) == 8

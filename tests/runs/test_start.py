@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from helpers.files import read_json, read_settings, tables_of
 from helpers.refusals import refused
-from helpers.runs import checkpoint, fake_run
+from helpers.runs import checkpoint, fake_run, rows_of
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 
@@ -22,7 +22,7 @@ from gtpo.runs.start import check_run, how_to_continue, start_run
 
 TABLES = tables_of(__file__)
 
-NEW = ["config.yaml", "environment.json", "run.lock"]  # the files of a run that has just been started
+NEW = ["config.yaml", "environment.json", "prompts.bin", "run.lock"]  # the files of a run that has just been started
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def one_process(monkeypatch: MonkeyPatch) -> None:
 def start(directory: Path, *argv: str) -> str | None:
     """``check_run`` and ``start_run`` as a train script calls them."""
     settings = parsed("--output_dir", str(directory), *argv)
-    checkpoint = check_run(settings, rows=range(10))
+    checkpoint = check_run(settings, rows=rows_of(10))
     start_run(settings)
     return checkpoint
 
@@ -55,9 +55,9 @@ def test_new_run_stores_every_setting(tmp_path: Path) -> None:
 def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     seen = []
 
-    def write(path: Path, text: str) -> None:
+    def write(path: Path, content: str | Callable[[Path], None]) -> None:
         seen.append(sorted(path.parent.iterdir()))
-        path.write_text(text)
+        path.write_text(content) if isinstance(content, str) else content(path)
 
     monkeypatch.setattr("gtpo.runs.start.write_atomically", write)
     start(tmp_path / "run")
@@ -103,7 +103,7 @@ def test_other_processes_accept_the_directory_of_the_main_process(tmp_path: Path
 # ---- killed at the start, or while another run is replaced ----
 
 
-FIRST_FILES = ["run.lock", "config.yaml.tmp", "config.yaml", "environment.json.tmp", "environment.json"]
+FIRST_FILES = ["run.lock", "config.yaml.tmp", "config.yaml", "prompts.bin", "environment.json.tmp", "environment.json"]
 FIRST_FILES += ["wandb_id", "initial_entropy.json"]  # possibly of another model
 
 
@@ -176,7 +176,7 @@ def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name:
     config.write_text(f"{stored}{name}: {default}\n")
     settings = parsed("--resume", str(tmp_path / "run"), "--max_steps", "9")
     assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
-    assert check_run(settings, range(10)) == str(newest)
+    assert check_run(settings, rows_of(10)) == str(newest)
     config.write_text(f"{stored}{name}: 3\n")
     for argv in (["--resume", str(tmp_path / "run")], [f"--{name}", default]):
         with refused(name):
@@ -232,7 +232,7 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     start(tmp_path / "run", "--overwrite")
     checkpoint(tmp_path / "run", 7)
     with refused("exists"):
-        check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), range(10))
+        check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), rows_of(10))
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
     start(tmp_path / "run", "--resume")
@@ -245,7 +245,7 @@ def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> Non
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
     with FileLock(run / "run.lock"), refused("in use"):
-        check_run(settings, rows=range(10))
+        check_run(settings, rows=rows_of(10))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
@@ -255,7 +255,7 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine" / name).write_text("{}")
     for flags in ([], ["--overwrite"]):
         with refused("is not a run"):
-            check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=range(10))
+            check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=rows_of(10))
 
 
 @pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
@@ -266,10 +266,10 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
     settings.run.resume = "auto"
     for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
         settings.model.model = model
-        assert check_run(settings, rows=range(10)) == str(run / "checkpoint-5")
+        assert check_run(settings, rows=rows_of(10)) == str(run / "checkpoint-5")
     settings.model.model = "llama"
     with refused(f"--model {stored}"):
-        check_run(settings, rows=range(10))
+        check_run(settings, rows=rows_of(10))
 
 
 def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -282,10 +282,10 @@ def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
 
 def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
-    check_run(settings, rows=range(4))
+    check_run(settings, rows=rows_of(4))
     with refused("3 training rows"):
-        check_run(settings, rows=range(3))
+        check_run(settings, rows=rows_of(3))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check_run(settings, rows=range(8))
+    check_run(settings, rows=rows_of(8))
     with refused("7 training rows"):
-        check_run(settings, rows=range(7))
+        check_run(settings, rows=rows_of(7))

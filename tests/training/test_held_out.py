@@ -19,7 +19,7 @@ from helpers import canned
 from helpers.canned import batch_of, trained_weights
 from helpers.files import read_json, tables_of, write_lines
 from helpers.refusals import refused
-from helpers.runs import checkpoint, fake_run
+from helpers.runs import checkpoint, fake_run, rows_of
 from helpers.scripts import ROOT
 from helpers.settings import parsed
 from helpers.weights import same_weights
@@ -316,7 +316,7 @@ def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept:
     newest = checkpoint(tmp_path, 2)
     with nullcontext() if is_kept else refused(flags.split()[0]):
         given = settings("--output_dir", str(tmp_path), "--resume", *flags.split())
-        assert check_run(given, rows=range(100)) == str(newest)
+        assert check_run(given, rows=rows_of(100)) == str(newest)
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:
