@@ -32,7 +32,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -729,19 +728,18 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
     lines = [*map(made_with, reports), ""]
     names = [report["environment"]["gpu"] for report in reports]
     lines += [f"| stage | {' | '.join(names)} |", "|---" * len(names) + "|---|"]
-    missing = []
+    missing = 0
     for name in STAGES:
         entries = [report["stages"].get(name) for report in reports]
         if not any(entries):
-            missing.append(f"`{name}`")
+            missing += 1
             continue
         if all(entry and "seconds_of_a_step" in entry["numbers"] for entry in entries):
             continue  # a row of the second table
         cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     if missing:
-        lines.append("")
-        lines += wrap(f"Stages that no GPU has run: {', '.join(missing)}.", 140)
+        lines += ["", f"{missing} of {len(STAGES)} stages have not run on a GPU."]
     rows = [row for report in reports for row in measured_rows(report)]
     if rows:
         header = "| measured steps | tokens | seconds of a step | tokens/s | GiB (estimated) |"
@@ -756,7 +754,7 @@ def made_with(report: Mapping[str, Any]) -> str:
     stages = report["stages"].values()
     revisions = sorted({stage["git_revision"][:7] for stage in stages})
     date = max(stage["date"] for stage in stages)
-    text = f"{gpu}, driver {environment['driver']}, at {' and '.join(revisions)}, {date}"
+    text = f"{gpu}, driver {environment['driver']}, at {', '.join(revisions)}, {date}"
     others = []
     for name, version in sorted(environment["packages"].items()):
         if name in PINS and version != PINS[name]:
