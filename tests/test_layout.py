@@ -121,11 +121,11 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "cli": {"data", "models", "runs"},
 }
 PAPER_IMPORTS = LOADING | {"evaluation"}  # rooms that the paper's figures and matrix may import
-MOST_ARROWS = 70
+MOST_ARROWS = 71
 
 
 # Syntax nodes without docstrings, in all; a new feature makes room for itself.
-MOST_NODES = {"gtpo": 97_000, "paper": 11_000, "study": 17_000, "benchmarks": 25_100, "tests": 210_000}
+MOST_NODES = {"gtpo": 99_500, "paper": 11_000, "study": 17_500, "benchmarks": 25_100, "tests": 210_500}
 DENSITY = 10  # syntax nodes a code line of gtpo/
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
