@@ -16,6 +16,7 @@ from gtpo.grading.worker import ComparisonFailed, shared_worker
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _COMMAND = r"\\(?!text|mbox)[a-zA-Z]+(?:\{[a-z]*matrix\})?"
 _RELATION = f"=|{_COMPARISON}"
+_OPERATION = rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
 _OPTION = re.compile(  # one label: (B) with its text
@@ -107,8 +108,7 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
     name_b, value_b = _assignment(b, budget)
     if name_a and name_a == name_b:
         return _same(value_a, value_b, budget)
-    is_list = "list" in (parse_structure(a)[0], parse_structure(b)[0])
-    are_equations = "=" in a and "=" in b and not is_list  # y = 2x + 3 and 2x - y + 3 = 0
+    are_equations = "=" in a and "=" in b and "list" not in (parse_structure(a)[0], parse_structure(b)[0])
     if (name_a and name_b) or ((name_a or name_b) and are_equations):
         return budget.sympy_equal(a, b)
     if (value_a, value_b) != (a, b):
@@ -124,9 +124,7 @@ def _same_option(a: str, b: str, budget: TimeBudget) -> bool | None:
     option, other = (x, b) if x else (y, a)
     if not option:
         return None
-    if re.fullmatch("[A-J]", other):
-        return option[1] == other
-    return _same(option[2], other, budget)
+    return option[1] == other if re.fullmatch("[A-J]", other) else _same(option[2], other, budget)
 
 
 def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
@@ -176,7 +174,8 @@ def _is_quantity(text: str) -> bool:
 
 def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare tuples, intervals, sets, lists, unions and matrices element by element."""
-    (kind_a, items_a), (kind_b, items_b) = without_names(parse_structure(a), parse_structure(b))
+    structures = parse_structure(a), parse_structure(b)
+    (kind_a, items_a), (kind_b, items_b) = without_names(*structures) if "=" in a + b else structures
     kinds = {kind_a, kind_b}
     if kinds == {""}:
         return _same_scalar(items_a[0], items_b[0], budget)
@@ -190,9 +189,10 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
         return _same_items(items_a, items_b, budget, ordered=True)
     if kinds & {"list", "cases"}:
         return False
-    # one interval for two adjacent ones; x > 2 for an interval; a multiple of a matrix
-    is_operation = "" in kinds and re.search(rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix", a + b)
-    return bool("union" in kinds or is_operation) and budget.sympy_equal(a, b)
+    if "" in kinds:  # x > 2 for an interval; a multiple of a matrix
+        scalar = items_b[0] if kind_a else items_a[0]
+        return bool(re.search(_OPERATION, scalar)) and budget.sympy_equal(a, b)
+    return "union" in kinds and budget.sympy_equal(a, b)  # one interval for two adjacent ones
 
 
 def _only_element(items: Items) -> str:

@@ -61,9 +61,11 @@ def same_number(a: str, b: str) -> bool | None:
     if is_percentage != is_other_percentage:
         return value / 100**is_percentage == other / 100**is_other_percentage
     unit = rounding_tolerance(a, b)
+    if unit is None:
+        return False
     decimal = value if "." in a else other
     error = (2 * decimal - value - other) * (1 if decimal > 0 else -1)
-    return unit is not None and -unit < error <= unit / 2  # cut off or rounded
+    return -unit < error <= unit / 2  # cut off or rounded
 
 
 def rounding_tolerance(a: str, b: str) -> Fraction | None:

@@ -61,13 +61,10 @@ def _vector(text: str) -> Structure | None:
     if not re.search(r"[jk]\}?$", text):
         return None
     terms = _COMPONENT.findall(text)
-    found = {}
-    for sign, factor, marked, bare in terms:
-        found[marked or bare] = sign.replace("+", "") + (factor or "1")
+    found = {marked or bare: sign.strip("+") + (factor or "1") for sign, factor, marked, bare in terms}
     if _COMPONENT.sub("", text) or len(found) < max(2, len(terms)):
         return None
-    names = "ijk" if "k" in found else "ij"
-    return "()", tuple(found.get(name, "0") for name in names)
+    return "()", tuple(found.get(name, "0") for name in ("ijk" if "k" in found else "ij"))
 
 
 def _bracketed(kind: str, inner: str, *, is_set: bool) -> Structure | None:
@@ -110,15 +107,12 @@ def _continued(items: Items) -> Items:
 
 def _expand_signs(items: list[str]) -> Items:
     r"""The items, with ``1 \pm \sqrt 2`` replaced by its two values."""
-    return tuple(value for item in items for value in _plus_minus(item))
-
-
-def _plus_minus(item: str) -> list[str]:
-    if not re.search(r"\\[pm][pm](?![a-zA-Z])", item):
-        return [item]
     values = []
-    for plus, minus in ("+-", "-+"):
-        value = re.sub(r"\\pm(?![a-zA-Z])", plus, item)
-        value = re.sub(r"\\mp(?![a-zA-Z])", minus, value)
-        values.append(value.strip().removeprefix("+"))
-    return values
+    for item in items:
+        for plus, minus in ("+-", "-+"):
+            value = re.sub(r"\\pm(?![a-zA-Z])", plus, item)
+            value = re.sub(r"\\mp(?![a-zA-Z])", minus, value)
+            values.append(value if value == item else value.strip().removeprefix("+"))
+            if value == item:
+                break
+    return tuple(values)

@@ -74,16 +74,15 @@ _PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
 @lru_cache(maxsize=2**14)
 def in_one_unit(text: str) -> str:
     """``2 h 30 min`` as 150 min: numbers with falling units of one dimension. Any other text as it is."""
-    if not _PARTS.fullmatch(text):
-        return text
-    total, larger = Fraction(0), None
-    for number, word in re.findall(_PART, text):
+    total, larger = Fraction(0), LABEL
+    for number, word in re.findall(_PART, text) if _PARTS.fullmatch(text) else ():
         unit = _unit_named(word) or LABEL
         part = Fraction(number) * unit.size
-        if larger and (larger.dimension != unit.dimension or part >= larger.size):
+        if not unit.size or (total and (larger.dimension != unit.dimension or part >= larger.size)):
             return text
-        total, larger = total + part, unit
-    return rf"{'-' * text.startswith('-')}{as_fraction(total / unit.size)}\text{{ {word}}}" if unit.size else text
+        total, larger, last = total + part, unit, word
+    sign = "-" * text.startswith("-")
+    return rf"{sign}{as_fraction(total / larger.size)}\text{{ {last}}}" if total else text
 
 
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
