@@ -1,6 +1,7 @@
 """The adapter of a `vllm serve`; tests/backends/test_vllm_cpu.py has a real one."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,7 +16,7 @@ from peft import get_peft_model_state_dict
 from pytest import MonkeyPatch, fixture
 from safetensors.torch import load_file
 
-from gtpo.forward.vllm_lora import graph_sizes
+from gtpo.forward.vllm_lora import AdapterGeneration, graph_sizes
 
 LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
 COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
@@ -77,6 +78,36 @@ def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, 
     server.status = 404
     with refused(r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
         build("gtpo", "run", **server.settings)
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_prefix_cache_is_reset_after_each_change_of_the_weights(
+    sleeps: bool, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """On a stand-in for the engine: its cache was computed with the adapter before."""
+    done: list[Any] = []
+
+    class Engine:
+        adapter: Any = None
+
+        def wake_up(self, tags: list[str]) -> None:
+            done.append(("wake up", tags))
+
+        def reset_prefix_cache(self) -> None:
+            done.append(("reset", self.adapter.version))
+
+    request = SimpleNamespace(LoRARequest=lambda name, version, path: SimpleNamespace(version=version))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.lora", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
+    generation = AdapterGeneration.__new__(AdapterGeneration)
+    generation.llm = Engine()
+    generation.enable_sleep_mode = sleeps
+    for version in (1, 2):
+        generation._version = version
+        generation._hand_over(tmp_path)
+    woken = [("wake up", ["weights"])] * sleeps
+    assert done == [*woken, ("reset", 1), *woken, ("reset", 2)]
 
 
 @pytest.mark.parametrize(

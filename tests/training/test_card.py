@@ -77,6 +77,18 @@ def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
     )
 
 
+def test_the_copy_in_4_bits_of_a_merged_model_is_that_of_its_adapter(adapter: Path) -> None:
+    """A merged model has no adapter_config.json."""
+    (merged := adapter.parent / "merged").mkdir()
+    settings = settings_of(adapter.parent)
+    settings.model.load_in_4bit = True
+    for noted, copy in (({"loaded_from": "unsloth/qwen-bnb-4bit"}, "unsloth/qwen-bnb-4bit"), (None, "tiny")):
+        write_json(adapter / "adapter_config.json", {"base_model_name_or_path": "qwen", "auto_mapping": noted})
+        card = model_card(settings, ROWS, merged, "me/my-model", GTPOTrainer)
+        assert f"- **Trained on**: the 4-bit weights of `{copy}`\n" in card
+        assert "peft" not in front_matter(card).values()
+
+
 def test_each_method_names_its_paper(adapter: Path) -> None:
     gtpo, grpo, sft = (card_of(adapter, method=method) for method in ("gtpo", "grpo", "sft"))
     assert "https://arxiv.org/abs/2508.03772" in gtpo and "simoni2025gtpo" in gtpo and "gamma: 0.1" in gtpo
