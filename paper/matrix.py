@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from gtpo.data.load import SOURCES
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.storage import weights_have_changed
+from gtpo.evaluation.storage import sampled_as, weights_have_changed
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, to_argv
@@ -54,6 +54,7 @@ class Experiment:
     run: RunDirectory = field(compare=False)  # argv names it
     log: Path
     cost: float  # estimated duration in UNITS; at paper scale the upper end
+    settings: dict[str, Any] = field(default_factory=dict, compare=False)  # those of configs/
     collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property
@@ -102,11 +103,12 @@ class Evaluation:
         return all(map(self.is_scored, self.experiments))
 
     def is_scored(self, experiment: Experiment) -> bool:
-        """Whether a run has scores, of the weights that it has now."""
+        """Whether a run has scores, of the weights that it has now, and sampled as the matrix says."""
         path = self.result(experiment)
         if not path.is_file():
             return False
-        return not weights_have_changed(json.loads(path.read_bytes()))
+        entry = json.loads(path.read_bytes())
+        return sampled_as(entry, self.flags) and not weights_have_changed(entry)
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""
@@ -235,7 +237,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         str(run.path),
     )
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
-    return Experiment(name, seed, model, argv, run, log, cost, collapsed=collapsed)
+    return Experiment(name, seed, model, argv, run, log, cost, settings, collapsed)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:

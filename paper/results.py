@@ -144,10 +144,8 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
-        needs_seed = split_name(run.path)[1] is None
-        config = run.read_config() if needs_seed else {}
         with suppress(UsageError):  # no step is logged yet
-            key = _identify(run.path, config)
+            key = _identify(run.path, run.read_config())
             runs[key] = [row for row in run.read_metrics() if not is_held_out(row)]
             read.append((*key, run))
     evaluations: set[Path] = set()

@@ -148,6 +148,7 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     if backend == "vllm":
         options["batch_size"] = None
     how = Sampling(**options)
+    targets.warn_of_sampling(evaluated, model, {"temperature": how.temperature, "top_p": how.top_p})
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
     base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
     made_with = provenance()

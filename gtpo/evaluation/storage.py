@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -196,6 +197,12 @@ def problems_hash(problems: Questions) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
     asked = [[problem.id, to_messages(problem.question)] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def sampled_as(entry: Stored, words: Sequence[str]) -> bool:
+    """Whether an entry of ``results.json`` was sampled with the settings on a command line, such as ``--k 64``."""
+    stored = entry.get("settings", {})
+    return all(str(stored.get(flag[2:], value)) == value for flag, value in pairwise(words) if flag.startswith("--"))
 
 
 def weights_have_changed(entry: Stored) -> bool:

@@ -123,6 +123,18 @@ def choose_4bit(asked: bool | None, targets: Targets) -> bool:
     return is_possible
 
 
+def warn_of_sampling(targets: Targets, model: str, asked: Values) -> None:
+    """Log where the policy of a run is sampled otherwise than in its training; greedy samples are of no temperature."""
+    for target in targets:
+        weights = target.adapter or Path(model)
+        trained = RunDirectory(weights.resolve().parent).read_config()
+        for name, value in asked.items():
+            if asked["temperature"] and trained.get(name, value) != value:
+                logger.warning(
+                    "%s was trained with --%s %s, and is sampled with %s", weights, name, trained[name], value
+                )
+
+
 def choose_prompts(
     asked: Values,
     targets: Targets,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import Values, hub_name
+from gtpo.arguments import Values, hub_name, name_of
 from gtpo.errors import UsageError
 from gtpo.files import apply_umask, fingerprint, read_own, read_regular, read_yaml, remove, write_atomically
 
@@ -121,6 +121,17 @@ class RunDirectory:
         if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
             raise UsageError(f"{self.config} is a link: replace it with its target.")
         return read_yaml(self.config, aliases=False) if self.config.exists() else {}
+
+    def check_settings(self, expected: Values) -> None:
+        """UsageError if the run has been made with other settings: it would be kept, and resumed, as it is."""
+        stored = self.read_config()
+        for name, value in expected.items():
+            found = stored.get(name_of(name), value)
+            if found != value:
+                raise UsageError(
+                    f"{self.path} was made with {name} {found}, which is {value} now: restore the configuration, or "
+                    "move the run."
+                )
 
     def read_environment(self) -> Values:
         """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""

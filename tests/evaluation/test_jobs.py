@@ -3,11 +3,12 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers.files import write_settings
 from helpers.refusals import refused
 from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 
@@ -92,6 +93,37 @@ def test_a_job_for_every_target_and_benchmark(
     origin = jobs[0].head.origin
     assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(best), "best")
     assert origin.environment["packages"]["transformers"]
+
+
+# --temperature and --top_p of a training and an evaluation -> what is said.
+SAMPLED: list[tuple[tuple[float, float], tuple[float, float], list[str]]] = [
+    ((1.0, 1.0), (1.0, 1.0), []),
+    ((0.3, 1.0), (1.0, 1.0), ["--temperature 0.3, and is sampled with 1.0"]),
+    ((0.3, 1.0), (0.3, 1.0), []),
+    ((1.0, 0.9), (1.0, 1.0), ["--top_p 0.9, and is sampled with 1.0"]),
+    ((1.0, 1.0), (0.7, 0.9), ["--temperature 1.0, and is sampled with 0.7", "--top_p 1.0, and is sampled with 0.9"]),
+    ((0.3, 1.0), (0.0, 1.0), []),  # greedy says what it is
+]
+
+
+@mark.parametrize(("trained", "asked", "said"), SAMPLED)
+@mark.parametrize("place", ["adapter", "best"])
+def test_a_run_that_is_sampled_otherwise_than_in_its_training_is_named(
+    trained: Sequence[float],
+    asked: Sequence[float],
+    said: list[str],
+    place: str,
+    outputs: Path,
+    tmp_path: Path,
+    caplog: LogCaptureFixture,
+) -> None:
+    settings = {"model": "tiny", "temperature": trained[0], "top_p": trained[1]} | vars(PromptArguments())
+    write_settings(outputs / "older" / "config.yaml", settings)
+    flags = EvaluationArguments(["arithmetic"], runs=["base", "outputs/older"], k=1, output_dir=str(tmp_path))
+    flags.temperature, flags.top_p = asked
+    flags.checkpoint = "best" if place == "best" else "last"
+    plan_evaluation(flags)
+    assert caplog.messages == [f"outputs/older/{place} was trained with {text}" for text in said]
 
 
 def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from helpers.files import write_json
 from helpers.refusals import refused
-from helpers.runs import checkpoint, finish, held
+from helpers.runs import checkpoint, fake_run, finish, held
 from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
+from gtpo.arguments import name_of
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
@@ -203,3 +204,49 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     assert not work.is_scored(work.experiments[0]) and work.remaining() == again
     shard = replace(work, flags=(*work.flags, "--shard", "1/2"))
     assert shard.remaining() == ()  # the evaluation itself replaces them
+
+
+# A setting of the matrix as it was when the run was made; None: as it is.
+EDITED: list[tuple[str, Any]] = [
+    ("max_steps", 3),
+    ("learning_rate", 1.0),
+    ("num_generations", 99),  # G in the matrix
+    ("lr_scheduler_type", "linear"),
+    ("model", "smol"),
+    ("gamma", None),  # not a setting of the matrix
+]
+
+
+@pytest.mark.parametrize(("name", "before"), EDITED)
+def test_a_run_with_other_settings_than_its_configuration_is_refused(name: str, before: Any, sandbox: Any) -> None:
+    """It would be kept, or resumed, whatever its settings."""
+    run = experiment(MATRIX, "tiny", "gtpo-g8", 1)
+    run.run.check_settings(run.settings)  # not there yet
+    resolved = {"gamma": 7.5} | {name_of(key): value for key, value in run.settings.items()}
+    fake_run(run.run.path, resolved, saved=["adapter"])
+    run.run.check_settings(run.settings)
+    if before is None:
+        return
+    assert resolved[name] != before
+    fake_run(run.run.path, resolved | {name: before})
+    with refused(f"gtpo-g8-s1 was made with .* {before}, which is {resolved[name]} now"):
+        run.run.check_settings(run.settings)
+    with refused("was made with"):
+        sandbox.reproduce("fig2", "--scale", "tiny", "--only", "gtpo-g8", "--seeds", "1")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("k", 99), ("max_new_tokens", 5), ("temperature", 0.3)])
+def test_scores_that_were_sampled_otherwise_are_replaced(flag: str, value: Any, sandbox: Any) -> None:
+    (work,) = evaluations_of(MATRIX, ["fig2"], "tiny", experiments_of(MATRIX, ["fig2"], "tiny", [1], ["gtpo-g8"]))
+    work = replace(work, flags=(*work.flags, "--temperature", "1.0"))
+    sampled = {"k": 16, "max_new_tokens": 256, "temperature": 1.0}
+    for name in ("k", "max_new_tokens"):
+        sampled[name] = MATRIX["tiny"]["evaluation"][work.benchmark][name]
+    (run,) = work.experiments
+    finish(run.run.adapter)
+    scores = work.result(run)
+    scores.parent.mkdir(parents=True)
+    write_json(scores, {"adapter": None, "settings": sampled})
+    assert work.is_finished
+    write_json(scores, {"adapter": None, "settings": sampled | {flag: value}})
+    assert not work.is_finished and work.remaining() == (*work.argv, "--overwrite", "true")
