@@ -125,7 +125,7 @@ MOST_ARROWS = 71
 
 
 # Syntax nodes without docstrings, in all; a new feature makes room for itself.
-MOST_NODES = {"gtpo": 99_500, "paper": 11_000, "study": 17_500, "benchmarks": 25_100, "tests": 210_500}
+MOST_NODES = {"gtpo": 100_000, "paper": 11_000, "study": 17_500, "benchmarks": 25_100, "tests": 213_000}
 DENSITY = 10  # syntax nodes a code line of gtpo/
 TABLES = {"verdicts.py", "held_out.py", "trl_suite"}  # data of tests, and a harness for those of TRL: not counted
 LONGEST_FUNCTION = 45
