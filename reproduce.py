@@ -39,8 +39,6 @@ def main() -> None:
     works = (flags.scale, experiments, evaluations_of(matrix, figures, flags.scale, experiments))
     if flags.list or flags.commands:
         return print(table(matrix, figures, *works) if flags.list else commands(*works))
-    for experiment in experiments:
-        experiment.run.check_settings(experiment.settings)
     results, failures = run_missing(*works, flags.jobs, flags.gpus, flags.slurm)
     written, missing = draw_all(matrix, figures, flags.scale, results)
     print(*written, *(text for text in missing if any(part in text for part in flags.only)), *failures, sep="\n")

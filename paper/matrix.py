@@ -54,7 +54,7 @@ class Experiment:
     run: RunDirectory = field(compare=False)  # argv names it
     log: Path
     cost: float  # estimated duration in UNITS; at paper scale the upper end
-    settings: dict[str, Any] = field(default_factory=dict, compare=False)  # those of configs/
+    settings: Matrix = field(default_factory=dict, compare=False)  # those of configs/
     collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property

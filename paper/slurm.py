@@ -135,6 +135,8 @@ def run_missing(
     """Do what is missing, here or as Slurm jobs; all results of the scale, and a message for each failure."""
     if not Path("evaluate.py").is_file():  # the scripts are those of the working directory
         raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
+    for experiment in experiments:
+        experiment.run.check_settings(experiment.settings)
     if slurm:
         cluster = read_cluster(slurm, scale, RUNS / scale / "jobs")
         failures = run_jobs([*experiments, *evaluations], cluster)
