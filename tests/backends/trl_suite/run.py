@@ -16,6 +16,8 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TRAINERS = ("trl", "grpo", "gtpo", "gtpo_trl")
@@ -32,7 +34,10 @@ def results(trainer: str, links: Path, hub: Path, arguments: list[str]) -> dict[
     environment["HF_DATASETS_CACHE"] = str(hub / "cache")
     argv = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q", "--timeout", "120"]
     argv += ["--rootdir", str(links), "-o", "addopts=", "-W", "ignore", "-k", "not VLM"]
-    subprocess.run([*argv, str(links / "tests" / "test_grpo_trainer.py"), *arguments], cwd=hub, env=environment)
+    argv += [str(links / "tests" / "test_grpo_trainer.py"), *arguments]
+    ended = subprocess.run(argv, cwd=hub, env=environment)
+    if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sys.exit(f"the tests of {trainer} ended with {ended.returncode}: some of them did not run")
     found = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
