@@ -301,7 +301,7 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) ->
         if row.get("solution") is not None
     ]
     dropped = len(rows) - len(made)
-    if not made:
+    if len(rows) and not made:
         raise UsageError(
             "no row has a reference solution, which SFT trains on: name its column with --solution_column, or end the "
             "conversations with an answer."
