@@ -36,7 +36,7 @@ TABLES = tables_of(__file__)
 
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
-START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a single start, so they are not stored
+START_ONLY = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}  # of a single start: not stored
 
 
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:

@@ -81,6 +81,7 @@ def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
         "huggingface_hub.get_session": lambda: machine,
         "huggingface_hub.auth_check": machine.auth_check,
         "huggingface_hub.whoami": machine.whoami,
+        "gtpo.models.preflight.is_installed": lambda package: True,  # vLLM
     }
     for name, value in replacements.items():
         monkeypatch.setattr(name, value)
