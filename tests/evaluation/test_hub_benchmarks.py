@@ -53,7 +53,7 @@ def test_the_command_of_the_docs_reads_the_columns(
 
     read: list[tuple[str, str | None, str]] = []
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    command = next(line for line in DOCS.splitlines() if f"--benchmarks {hub_id}" in line)
+    command = next(line for line in DOCS.replace("\\\n", " ").splitlines() if f"--benchmarks {hub_id}" in line)
     flags, _ = parse_evaluation(EvaluationArguments, re.sub(r"\s#.*", "", command).split()[2:])
     [(name, source)] = select_benchmarks(flags).items()
     found = load_problems(name, source, flags)
