@@ -18,7 +18,7 @@ BASH = [
     if line.strip() and not line.startswith("#")
 ]
 MAX_LINES, MAX_COLUMNS = 115, 95
-SMALL = "--max_steps 2 --lora_rank 4 --num_generations 4 --max_completion_length 12 --prompts_per_step 1"
+SMALL = "--max_steps 2 --lora_rank 4 --G 4 --max_completion_length 12 --prompts_per_step 1"
 NEEDS_HUB = {"llama", "smol"}  # and a GPU, or minutes
 
 

@@ -52,7 +52,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
     assert PAGE.read_text() + CLAIMS.read_text() == first
-    assert "not run" in first and "`python -m study compare published`" in first
+    assert "not run" in first and "`python -m study compare llama`" in first
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
     assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments

@@ -452,6 +452,7 @@ def test_an_error_names_the_command() -> None:
 @pytest.mark.slow
 def test_a_run_that_failed_is_the_only_one_that_is_made_again(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small scripts instead of training."""
+    (sandbox / "gtpo").symlink_to(ROOT / "gtpo")  # the base that is read before the first run
     monkeypatch.setitem(read_experiments()["bases"]["wrong-mode"], "with_measures", False)
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
     argv = ["compare", "--arms", "grpo", "gtpo", "--seeds", "1-3", "--steps", "8", "--problems", "4"]
