@@ -107,7 +107,7 @@ class Comparison(SimpleNamespace):
     Attributes:
         arms: The first one is subtracted from the others.
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
-            seeds ``rate_seeds``.
+            seeds ``rate_seeds``, from each base or, with ``shares_rates``, from the first one for all.
         set: Settings of every arm that has them, over those of base and arm; ``settings_of``: by arm.
         run_names: Of every arm at every rate.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
@@ -185,6 +185,10 @@ class Comparison(SimpleNamespace):
             log,
             base.minutes_per_100_steps * self.steps / 100,
         )
+
+    def chooser(self, base: Base) -> Base:
+        """The base whose runs choose the rates for a base."""
+        return self.bases[0] if self.shares_rates else base
 
     def runs(self, base: Base, arms: Sequence[Arm], rates: Words, seeds: Seeds) -> list[Experiment]:
         """Those of some arms, one after the other."""

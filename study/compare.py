@@ -67,7 +67,9 @@ def found_of(comparison: Comparison, base: Base) -> Found:
         name, _, _ = label.rpartition("-s")
         if name in comparison.run_names:
             origins[label] = origin
-    return Found(base, results, origins, comparison.chosen_rates(results))
+    chooser = comparison.chooser(base)
+    rated = results if chooser is base else read_results([comparison.stored(chooser), comparison.place(chooser)])
+    return Found(base, results, origins, comparison.chosen_rates(rated))
 
 
 def every_found(comparison: Comparison) -> list[Found]:
@@ -119,7 +121,7 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
         for arm in comparison.arms:
             if arm.name in found.rates:
                 every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
-            else:
+            elif comparison.chooser(found.base) is found.base:
                 every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
         missing = [run for run in every if (run.name, run.seed) not in condensed or run.run.path.exists()]

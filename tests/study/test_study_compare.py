@@ -20,6 +20,7 @@ from study.bench import Comparison, known_comparison, numbers_of, read_experimen
 from study.compare import (
     Found,
     check_commands,
+    every_found,
     plan_state,
     plan_text,
     primary_rows,
@@ -136,6 +137,24 @@ def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
     assert len(works.runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
     with refused("--rate_seeds are among --seeds"):
         compared(rates=["1e-3", "2e-3"], rate_seeds=[3])
+
+
+def test_the_rates_of_the_first_base_serve_all(here: Path) -> None:
+    rates = {"rates": ["1e-3", "2e-3"], "rate_seeds": [7], "shares_rates": True}
+    comparison = Comparison("mine", TWO | rates | {"seeds": [1, 2], "base": ["wrong-mode", "missing-50"]})
+    every = works_of(comparison, comparison.seeds).runs
+    assert {run.run.path.parent.name for run in every} == {"wrong-mode"} and len(every) == 4
+    values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
+    rated = results_of({name: {7: run(value)} for name, value in values.items()})
+    condense(rated, Path("results/mine/wrong-mode"), ["accuracy", "formatting", "entropy"])
+    assert [found.rates for found in every_found(comparison)] == [{"grpo": "1e-3", "gtpo": "2e-3"}] * 2
+    every = works_of(comparison, comparison.seeds).runs
+    assert sorted((run.run.path.parent.name, run.label) for run in every) == [
+        (base, f"{name}-s{seed}")
+        for base in ("missing-50", "wrong-mode")
+        for name in ("grpo-1e-3", "gtpo-2e-3")
+        for seed in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize(

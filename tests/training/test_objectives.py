@@ -154,6 +154,18 @@ def test_loss_and_gradient_are_those_of_the_formula(file: str) -> None:
     assert moved >= 80
 
 
+@pytest.mark.parametrize("file", ["gspo", "gmpo", "sapo", "cispo"])
+def test_one_update_a_generation_is_grpo_or_dapo(file: str) -> None:
+    """The gradient is -A_i / (B |o_i|) on every token, of CISPO -A_i / sum |o_i| as of DAPO."""
+    for logps, inputs in random_batches(20):
+        if "old_per_token_logps" in inputs:
+            continue
+        mask = inputs["completion_mask"]
+        each = mask.sum() if file == "cispo" else ROWS * mask.sum(1, keepdim=True)
+        _, gradient = loss_and_gradient(file, logps, inputs)
+        torch.testing.assert_close(gradient, -inputs["advantages"][:, None] * mask / each)
+
+
 OF_TRL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # class, attributes, fields of its arguments
     "cispo": ("GRPOTrainer", {"loss_type": "cispo", "epsilon_high": 5.0}, {}),
     "gmpo": ("experimental.gmpo.GMPOTrainer", {"epsilon_low": 0.4, "epsilon_high": 0.4}, {}),
