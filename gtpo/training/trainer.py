@@ -248,8 +248,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
             raise UsageError(
                 "compute_loss takes a micro-batch of _prepare_inputs, and returns its loss without outputs."
             )
-        is_ours = inspect.unwrap(type(self).objective) in (GRPOTrainer.objective, GTPOTrainer.objective)
-        grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
+        grad_rows = self.needs_gradient(inputs) if says_gradient(type(self)) else None
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
         loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
@@ -261,8 +260,8 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
 
         The rows are a random part of the step's completions: what needs whole groups is in ``advantages`` and
-        ``conflict_mask``. The losses of micro-batches and processes are averaged. All tokens may have a gradient; one
-        that only adds metrics, wrapped by ``functools.wraps(GRPOTrainer.objective)``, is as fast as that one.
+        ``conflict_mask``. The losses of micro-batches and processes are averaged. All tokens may have a gradient
+        unless the class has a :meth:`needs_gradient` of its own.
 
         Args:
             logps: ln pi of the completion tokens at the sampling temperature, 0 on padding. Shape (b, T).
@@ -294,6 +293,14 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
 
+    def needs_gradient(self, inputs: Batch) -> Tensor:
+        """The tokens whose ln pi may have a gradient in :meth:`objective` of the same class; the head skips the others.
+
+        A class that overrides :meth:`objective` alone has a gradient on all tokens. Bool, shape (b, T).
+        """
+        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
+        return ((advantages != 0) | bool(self.beta)).expand_as(mask)
+
     def losses(self) -> int:
         """Losses that are averaged: of the micro-batches of a generation, in all processes."""
         micro_batches = self.args.steps_per_generation if self.model.training else 1
@@ -315,14 +322,6 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
             "old_per_token_logps": inputs.get("old_per_token_logps"),
             "importance_weights": inputs.get("importance_sampling_ratio"),
         }
-
-    def _tokens_with_gradient(self, inputs: Batch) -> Tensor:
-        """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
-        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
-        if self.gtpo.conflict_correction:
-            return ~mask | (advantages >= 0)  # lambda = 0 on the others
-        entropy_acts = self.gtpo.gamma and self.gtpo.zero_advantage == "entropy"
-        return ((advantages != 0) | bool(self.beta or entropy_acts)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -391,6 +390,12 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def says_gradient(trainer: type[GRPOTrainer]) -> bool:
+    """Whether the class that has the objective also has ``needs_gradient``."""
+    owner = next(cls for cls in trainer.__mro__ if {"objective", "needs_gradient"} & vars(cls).keys())
+    return "needs_gradient" in vars(owner)
 
 
 @dataclass(init=False)
@@ -472,3 +477,11 @@ class GTPOTrainer(GRPOTrainer):
         gamma = settings.gamma * has_penalty  # (B,)
         loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **options)
         return loss, Measured(entropy, weights, keep, metrics, weights_of_rows(mask, options["normalizer"]))
+
+    def needs_gradient(self, inputs: Batch) -> Tensor:
+        """All but conflict tokens with A < 0, where lambda = 0, and without lambda those whose A and gamma are 0."""
+        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
+        if self.gtpo.conflict_correction:
+            return ~mask | (advantages >= 0)
+        has_penalty = self.gtpo.gamma > 0 and self.gtpo.zero_advantage == "entropy"
+        return ((advantages != 0) | has_penalty).expand_as(mask)

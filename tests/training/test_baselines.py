@@ -262,7 +262,7 @@ def test_a_completion_at_the_mean_is_penalized_or_skipped(
     loss = trainer.compute_loss(trainer.model, batch)
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     # The head skips tokens without a gradient, and no others.
-    has_gradient = unpad(trainer._tokens_with_gradient(batch), batch["completion_mask"])
+    has_gradient = unpad(trainer.needs_gradient(batch), batch["completion_mask"])
     for row, flags in zip(gradient, has_gradient, strict=True):
         assert all(flag or value == 0 for value, flag in zip(row, flags, strict=True))
     assert all(map(all, has_gradient)) == (zero_advantage == "entropy" and not conflict_correction)

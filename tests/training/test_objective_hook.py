@@ -59,15 +59,14 @@ class Watched(CannedGRPO):
 
     asked = 0
 
-    @wraps(CannedGRPO.objective)
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
         loss, measured = super().objective(logps, token_entropy, inputs)
         highest = logps.detach().masked_fill(inputs["completion_mask"] == 0, -9.0).max()
         return loss, measured._replace(metrics={**(measured.metrics or {}), "highest": highest})
 
-    def _tokens_with_gradient(self, inputs: Values) -> Tensor:
+    def needs_gradient(self, inputs: Values) -> Tensor:
         self.asked += 1
-        return super()._tokens_with_gradient(inputs)
+        return super().needs_gradient(inputs)
 
 
 @pytest.fixture
