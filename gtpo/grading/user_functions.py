@@ -14,13 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from types import ModuleType
 from typing import Any, cast
 
 from gtpo.arguments import split_function
 from gtpo.errors import RunError, UsageError, first_line, nearest
-from gtpo.grading.latex import TABLES
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 Known = Mapping[str, Reward]
@@ -29,9 +27,6 @@ Returned = list[float | None]
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
-# A function that logs under these names would change what the run logs: its means, or its columns.
-OF_RUNS = {log: frozenset(names) for log, names in TABLES["of_runs"].items()}
-OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
 
 _calls: Counter[int] = Counter()  # process -> calls of a user's code that it is in; a fork of one may exit
@@ -132,12 +127,11 @@ def _import_file(path: Path) -> ModuleType:
 
 
 class CheckedReward:
-    """A reward function under its own name; what it raises, logs and returns is checked at each call.
+    """A reward function under its own name; what it raises and returns is checked at each call.
 
     ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
-    do not replace arguments bound by a ``functools.partial``. A function with an attribute ``metrics`` may log these
-    names of a run, as those of ``rewards.py`` do. ``defers``: an error is kept in ``failure`` for all processes of a
-    run to raise, which would wait for this one.
+    do not replace arguments bound by a ``functools.partial``. ``defers``: an error is kept in ``failure`` for all
+    processes of a run to raise, which would wait for this one.
     """
 
     def __init__(self, function: Reward, name: str, noun: str) -> None:
@@ -152,13 +146,9 @@ class CheckedReward:
         self.failure: RunError | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.failure = None
-        try:
-            with _users_code():
-                values = self.function(*args, **self._arguments(kwargs))
-                return self._checked(values, kwargs)
-        except (Exception, SystemExit) as error:
-            return self._failed(error, kwargs, self._row_that_fails(kwargs))
+        with self._named_errors(kwargs):
+            self._check(self.function(*args, **self._arguments(kwargs)), kwargs)
+        return self._for_trl()
 
     def _arguments(self, kwargs: Columns) -> dict[str, Any]:
         """Copies of the rows: a function that changes them would change them for the others."""
@@ -170,55 +160,28 @@ class CheckedReward:
                 arguments.pop(bound, None)
         if self.prefill:
             arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
-        for log in OF_RUNS.keys() & arguments.keys():
-            arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
 
-    def _log(self, log: str, of_trl: Callable[..., None], name: Any, value: Any) -> None:
-        """Pass on what the function logs, metrics as numbers and columns as lists: they are stored as JSON."""
-        is_of_run = name in OF_RUNS[log] or str(name).startswith(OF_RUNS_BEGIN)
-        if is_of_run and name not in getattr(self.function, "metrics", ()):
-            raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        of_trl(str(name), float(value) if log == "log_metric" else list(value))
+    @contextmanager
+    def _named_errors(self, kwargs: Columns) -> Iterator[None]:
+        """Raise an error of the function as a RunError that names it, or keep it."""
+        self.failure = None
+        try:
+            with _users_code():
+                yield
+        except RunError as error:
+            self.failure = error
+        except (Exception, SystemExit) as error:
+            hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
+            what = f"raised {type(error).__name__}: {first_line(error)}{hint} ({place_of(error, __file__)})"
+            self.failure = self._error(what)
+            self.failure.__cause__ = error
+        if self.failure:
+            self.returned = [0.0] * len(kwargs.get("completions", ()))
+            if not self.defers:
+                raise self.failure
 
-    def _failed(self, error: BaseException, kwargs: Columns, row: int | None) -> Returned:
-        """Raise the error with its place and row, or keep it."""
-        failure = error
-        if not isinstance(failure, RunError):
-            what = f"raised {type(error).__name__}: {first_line(error)}"
-            if "'list' object" in str(error):
-                what += ', the text of a completion is completion[0]["content"]'
-            what += f" ({place_of(error, __file__)})"
-            if row is not None:
-                what += f" for {_described(kwargs, row)}"
-            failure = self._error(what)
-            failure.__cause__ = error
-        if not self.defers:
-            raise failure from failure.__cause__
-        self.failure = failure
-        self.returned = [0.0] * len(kwargs.get("completions", ()))
-        return self.returned
-
-    def _row_that_fails(self, kwargs: Columns) -> int | None:
-        """The first row with which the function raises alone; None if it needs others for it."""
-        count = len(kwargs.get("completions", ()))
-        for row in range(count):
-            alone = {**kwargs}
-            for name, value in kwargs.items():
-                if isinstance(value, list) and len(value) == count:
-                    alone[name] = [value[row]]
-            try:
-                with _users_code():
-                    self.function(**self._arguments(alone))
-            except (Exception, SystemExit):
-                return row
-        return None
-
-    def _checked(self, values: Any, kwargs: Columns) -> Returned:
-        """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.
-
-        The trainer refuses both in ``returned``.
-        """
+    def _check(self, values: Any, kwargs: Columns) -> None:
         is_table = hasattr(values, "columns")  # of pandas: it gives the names of its columns
         is_list = hasattr(values, "__iter__") and not is_table and not isinstance(values, NO_LISTS)
         listed = list(values) if is_list else [values]  # a generator runs here
@@ -228,22 +191,20 @@ class CheckedReward:
             expected = f"expected a list with a number or None for each of {count} completions"
             raise self._error(f"returned {reprlib.repr(listed if is_list else values)}: {expected}")
         self.returned = [None if value is None else float(value) for value in listed]
+
+    def _for_trl(self) -> Returned:
+        """Infinity for NaN, which TRL takes for None. The trainer refuses both in ``returned``."""
         return [math.inf if value != value else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
-        again = "" if self.defers else "; correct it, then run the command again."
-        return RunError(f"the {self.noun} {self.name} {what}{again}")
+        return RunError(f"the {self.noun} {self.name} {what}.")
 
 
 class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> Returned:  # TRL awaits it
-        self.failure = None
-        try:
-            with _users_code():
-                values = await self.function(*args, **self._arguments(kwargs))
-                return self._checked(values, kwargs)
-        except (Exception, SystemExit) as error:
-            return self._failed(error, kwargs, None)
+        with self._named_errors(kwargs):
+            self._check(await self.function(*args, **self._arguments(kwargs)), kwargs)
+        return self._for_trl()
 
 
 def place_of(error: BaseException, caller: str) -> str:
@@ -254,13 +215,6 @@ def place_of(error: BaseException, caller: str) -> str:
         if frame.filename == frames[0].filename:
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
     return place
-
-
-def _described(kwargs: Columns, row: int) -> str:
-    """A row for a message: the start of each of its values."""
-    shown = kwargs.keys() & {"completions", "answer"}
-    columns = {name: shorten(str(kwargs[name][row]), 120) for name in sorted(shown, reverse=True)}
-    return f"row {row + 1} of the batch: {columns}"
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:

@@ -447,7 +447,7 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
         for value in values:
             if value is not None and not math.isfinite(value):
                 wrong.append(f"the reward {name} = {float(value)}")
-    for message in gather_object([str(failure) for failure in failures]):
+    for message in gather_object([str(failure).rstrip(".") for failure in failures]):
         cause = failures[0].__cause__ if failures else None
         raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
     wrong = gather_object(wrong[:1])

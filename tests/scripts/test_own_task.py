@@ -112,8 +112,7 @@ def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
     with pytest.raises(RunError, match=rf"own\.py:mine .*{named}"):
-        logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
-        result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
+        result = reward(completions=["a", "b"], prompts=["p", "p"])
         asyncio.run(result) if kind == "async def" else None
 
 
@@ -127,14 +126,14 @@ def test_a_reward_of_nan_reaches_trl_as_infinity() -> None:
 def test_what_a_reward_logs_reaches_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def mine(completions, log_metric, log_extra, **columns):\n"
-        "    log_metric(3, 1)\n"
-        "    log_extra('upper', (text.upper() for text in completions))\n"
+        "    log_metric('n', 1)\n"
+        "    log_extra('upper', [text.upper() for text in completions])\n"
         "    return [0] * len(completions)\n"
     )
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     logged: dict[str, object] = {}
     values = reward(completions=["a", "b"], log_metric=logged.__setitem__, log_extra=logged.__setitem__)
-    assert values == [0.0, 0.0] and logged == {"3": 1.0, "upper": ["A", "B"]}
+    assert values == [0.0, 0.0] and logged == {"n": 1, "upper": ["A", "B"]}
 
 
 def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
