@@ -27,6 +27,7 @@ from study.families import family_values
 from study.findings import Places, findings, runs_within
 from study.measures import Curve, rounded
 from study.mechanism import store_mechanism
+from study.objectives import write_objectives
 from study.rendering import render
 from study.storage import read_origins, store
 
@@ -184,6 +185,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         comparison = known_comparison(name)
         if any(comparison.results.glob(f"*/{METRICS_FILE}")):
             written += write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
+    written += write_objectives()
     lines = page_of(summary, FINDINGS).strip()
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", lines))
     return [DIRECTORY / "summary.json", *written, *PAGES.values(), README]
