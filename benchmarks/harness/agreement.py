@@ -48,7 +48,7 @@ def is_sampled(verdict: Verdict) -> bool:
     return bool(verdict.row["kind"] == "sampled")
 
 
-def reason(verdict: Verdict) -> str:
+def reason(verdict: Verdict) -> str:  # noqa: C901, PLR0912
     """Why the two disagree; empty if no rule below says it."""
     kind = verdict.row["kind"]
     gold = verdict.row["gold"]

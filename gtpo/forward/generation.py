@@ -89,7 +89,7 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
     )
 
 
-def _decode(
+def _decode(  # noqa: PLR0915
     model: Any,
     input_ids: Tensor,
     attention_mask: Tensor,
