@@ -81,7 +81,7 @@ def comparison_of(flags: Flags) -> Comparison:
     keys = read_experiments()["defaults"]
     given = {key: value for key, value in vars(flags).items() if value and key in keys}
     if not flags.name:
-        given["set"] = settings_of(given.get("set", ()))
+        given |= {"set": settings_of(given.get("set", ())), "needs_p": True}
         return Comparison("", given, directory)
     for key in given.keys() - {"seeds", "arms"}:
         planned = f"{flags.name} is planned in study/experiments.yaml"
