@@ -25,17 +25,10 @@ def write_atomically(path: Path, content: str | Callable[[Path], object]) -> Non
     unfinished.replace(path)
 
 
-def open_own(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
-    """Open a file of a run or of results to append to or to truncate; a link, or one to its directory, is refused."""
-    _refuse_links(path, path.parent)
+def open_regular(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
+    """Open a file of a run or of results, to append to or to truncate."""
     check_regular(path)
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **options)
-
-
-def read_own(path: Path) -> bytes:
-    """The content of a file of a run, which may be a stranger's; a link is refused: others see what is read."""
-    _refuse_links(path)
-    return read_regular(path)
+    return open(path, mode, **options)
 
 
 def read_regular(path: str | Path) -> bytes:
@@ -49,12 +42,6 @@ def check_regular(path: str | Path) -> None:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a regular file, such as a named pipe or a directory: replace it with a file.")
-
-
-def _refuse_links(*paths: Path) -> None:
-    for path in paths:
-        if path.is_symlink():
-            raise UsageError(f"{path} is a link, and its target would be used: replace it with its target.")
 
 
 def remove(path: Path) -> None:
@@ -114,20 +101,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _PlainLoader(_UniqueKeyLoader):
-    """Without aliases, of which a few lines can stand for gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise UsageError(f"{self.name} has an alias (*name): write its value instead.")
-        return super().compose_node(parent, index)
-
-
-def read_yaml(path: str | Path, aliases: bool = True) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file of flat settings, without duplicate keys."""
     check_regular(path)
     with open(path, encoding="utf-8") as file:
-        settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
+        settings = yaml.load(file, _UniqueKeyLoader)
     if not isinstance(settings, dict):
         raise UsageError(f"{path} contains no settings: expected `key: value` lines.")
     return settings

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import IO
 
 from gtpo.errors import UsageError
-from gtpo.files import open_own
+from gtpo.files import open_regular
 from gtpo.models.backend import gpu_is_available
 from gtpo.processes import limit_openmp_spinning
 from paper.matrix import Evaluation, Work, command_of, shards_of
@@ -83,7 +83,7 @@ def _locked_log(work: Work) -> IO[str]:
     import fcntl  # Windows has none; run_script says that it is not supported
 
     work.log.parent.mkdir(parents=True, exist_ok=True)
-    log = open_own(work.log, encoding="utf-8")
+    log = open_regular(work.log, encoding="utf-8")
     fcntl.flock(log, fcntl.LOCK_EX)
     return log
 

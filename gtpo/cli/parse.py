@@ -109,7 +109,7 @@ def _check_inputs(method: str, start: "_Start", given: Values) -> None:
     from gtpo.runs.start import check_directory, refuse_few_rows
 
     values = Preset(method, preset_name(start.model), "cpu").values()
-    of_file = {} if start.config is None else read_yaml(start.config, aliases=False)
+    of_file = {} if start.config is None else read_yaml(start.config)
     values |= {name_of(key): value for key, value in of_file.items()} | given
     if not start.of_run:
         check_model_name(start.model)
@@ -230,7 +230,7 @@ def find_start(method: str, flags: Flags) -> _Start:
     elif run:
         of_run = True
         config = str(run.config)
-    stored = {} if config is None else read_yaml(config, aliases=False)
+    stored = {} if config is None else read_yaml(config)
     for name in sorted({"objective", "reward"} - flags.keys()):
         words = stored.get(name) or []
         if isinstance(words, str):
@@ -386,7 +386,7 @@ def _read_settings(parser: Any, path: str | Path, settings: Values | None = None
     allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
     words = []
     given: Values = {}  # name -> its key and value; a stored run has two names for some, with one value
-    for key, value in (settings or read_yaml(path, aliases=False)).items():
+    for key, value in (settings or read_yaml(path)).items():
         name = name_of(key)
         other, before = (key, value) if value is None else given.setdefault(name, (key, value))
         if before != value:

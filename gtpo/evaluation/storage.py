@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head, Problem, Row, Stored
-from gtpo.files import fingerprint, open_own
+from gtpo.files import fingerprint, open_regular
 from gtpo.prompts import to_messages
 from gtpo.runs.directory import RunDirectory
 
@@ -116,7 +116,7 @@ def open_completions(
     except Timeout as error:
         raise UsageError(f"{path} is in use by another evaluation: wait for it, or set --output_dir.") from error
     try:
-        with open_own(path, "ab") as file:
+        with open_regular(path, "ab") as file:
             done = set() if overwrite else stored_keys(path, head.settings, problems)
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings, Values
 from gtpo.errors import counted
-from gtpo.files import read_own
+from gtpo.files import read_regular
 from gtpo.processes import is_main_process
 from gtpo.reports.metrics import Numbers, Rows, finite_values, of_training, reward_names
 from gtpo.runs.directory import RunDirectory, is_held_out
@@ -104,7 +104,7 @@ def _compared(rows: Rows, window: int) -> list[str]:
 def initial_entropy_text(run: RunDirectory) -> str | None:
     """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
     try:
-        record = json.loads(read_own(run.initial_entropy))
+        record = json.loads(read_regular(run.initial_entropy))
         state = "on" if record["filter_on"] else "off"
         return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,5 @@
-"""The run directory: names of its files and their readers; its checkpoints, each with a digest per file."""
+"""The run directory: names of its files and their readers; its checkpoints, each with a list of its files."""
 
-import hashlib
 import json
 import logging
 import re
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import Values, hub_name, name_of
-from gtpo.errors import UsageError
-from gtpo.files import apply_umask, fingerprint, read_own, read_regular, read_yaml, remove, write_atomically
+from gtpo.errors import UsageError, command_again
+from gtpo.files import apply_umask, fingerprint, read_regular, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +19,6 @@ OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
 LAST = "last"  # the final weights among the checkpoints of a run
 BEST = "best"
-_NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
 REMOTE_SETTINGS = MAY_CHANGE["remote"]
 _NOT_TRAINED = {"prompts_per_step", "seed", "data_seed"}
@@ -95,6 +93,13 @@ class RunDirectory:
     def has_checkpoint(self) -> bool:  # complete when it was written
         return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
 
+    @property
+    def has_content(self) -> bool:
+        """Whether there is more than a run leaves that failed before its first step."""
+        names = {path.name.removesuffix(".tmp") for path in self.path.glob("*")}
+        is_early = self.is_ours and names <= BEFORE_STEPS and not self.completion_tables()
+        return bool(names) and not is_early
+
     def weights(self, checkpoint: str = LAST) -> Path:
         """Where the adapter or model of a checkpoint is: last, best or the number of a step."""
         last = self.model if has_weights(self.model) else self.adapter
@@ -118,9 +123,7 @@ class RunDirectory:
 
     def read_config(self) -> Values:
         """The settings as stored, empty without the file; raises as :func:`read_yaml`."""
-        if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
-            raise UsageError(f"{self.config} is a link: replace it with its target.")
-        return read_yaml(self.config, aliases=False) if self.config.exists() else {}
+        return read_yaml(self.config) if self.config.exists() else {}
 
     def check_settings(self, expected: Values) -> None:
         """UsageError if the run has been made with other settings: it would be kept, and resumed, as it is."""
@@ -139,7 +142,7 @@ class RunDirectory:
 
     def read_prompts(self) -> set[bytes]:
         """The hashes of the training prompts, of :func:`gtpo.runs.provenance.prompt_keys`; empty without the file."""
-        stored = read_own(self.prompts) if self.prompts.exists() else b""
+        stored = read_regular(self.prompts) if self.prompts.exists() else b""
         return {stored[start : start + 8] for start in range(0, len(stored), 8)}
 
     def read_metrics(self) -> list[Values]:
@@ -148,7 +151,7 @@ class RunDirectory:
         If a step was logged twice, the last line counts.
         """
         rows: dict[Any, Values] = {}  # by step and kind: training, or an evaluation on held-out rows
-        for line in read_own(self.metrics).split(b"\n")[:-1]:
+        for line in read_regular(self.metrics).split(b"\n")[:-1]:
             row = dict(json.loads(line))
             rows[row.get("step"), is_held_out(row)] = row
         if not rows:
@@ -166,7 +169,7 @@ def is_held_out(metrics: Values) -> bool:
 
 
 def _read_json(path: Path) -> Values:
-    return dict(json.loads(read_own(path))) if path.is_file() else {}
+    return dict(json.loads(read_regular(path))) if path.is_file() else {}
 
 
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
@@ -318,6 +321,16 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     return shlex.join(["python", script, *flags, *to_argv(again)])
 
 
+def how_to_continue(run: RunDirectory | None, *flags: str) -> str:
+    """The command after a run has stopped: ``--resume`` with more flags, or the same one again if none has begun."""
+    if run and not (run.lock.exists() or run.config.exists()):  # of a library script, which has no flags
+        return "start again, or from a checkpoint"
+    if run and run.has_checkpoint:
+        return command_of(run, "--resume", str(run.path), *flags)
+    replaces = run and run.has_content and "--overwrite" not in sys.argv
+    return command_again(*["--overwrite"] if replaces else [])
+
+
 def find_adapter(model: str) -> Path | None:
     """The adapter that ``--model`` names, of a run of ours; None for another model."""
     for adapter in (Path(model), RunDirectory(model).adapter):
@@ -339,30 +352,22 @@ def check_base(adapter: Path) -> None:
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """List the files of a checkpoint with their SHA-256, once all are written."""
+    """List the files of a checkpoint, once all are written."""
     apply_umask(checkpoint)
-    files = {
-        str(path.relative_to(checkpoint)): _sha256(path)
-        for path in checkpoint.rglob("*")
-        if path.is_file() and path.name != MANIFEST
-    }
-    write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    names = sorted(str(path.relative_to(checkpoint)) for path in paths)
+    write_atomically(checkpoint / MANIFEST, json.dumps(names, indent=1))
 
 
-def damage(checkpoint: Path, needed: Iterable[str] = _NEEDED) -> str | None:
-    """What is wrong with the files of a checkpoint, or of best/, against its manifest; None if it is complete."""
-    try:
-        files = dict(json.loads(read_regular(checkpoint / MANIFEST)))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-    names = " ".join(files)
-    for part in needed:
-        if part not in names:
-            return f"{MANIFEST} lists no {part} file"
-    for name, stored in files.items():
+def damage(checkpoint: Path) -> str | None:
+    """Which file of its manifest a checkpoint, or best/, lacks; None if it is complete."""
+    names = [MANIFEST]
+    if (checkpoint / MANIFEST).is_file():
+        names += json.loads(read_regular(checkpoint / MANIFEST) or "[]")
+    for name in names:
         path = checkpoint / name
-        if not path.is_file() or _sha256(path) != stored:
-            return f"{name} is missing, or has changed since it was saved"
+        if not path.is_file() or not path.stat().st_size:
+            return f"{name} is missing or empty"
     return None
 
 
@@ -411,8 +416,3 @@ def delete(checkpoint: Path) -> None:
     if checkpoint.is_dir() and not checkpoint.is_symlink():
         (checkpoint / MANIFEST).unlink(missing_ok=True)
     remove(checkpoint)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -73,9 +73,10 @@ def training_begins() -> None:
 
 
 def _how_to_continue() -> str:
-    from gtpo.runs.start import how_to_continue  # it imports more than `--help` needs
+    from gtpo.runs.directory import how_to_continue  # these import more than `--help` needs
+    from gtpo.runs.start import held_run
 
-    return how_to_continue()
+    return how_to_continue(held_run())
 
 
 class _AboveTheBar(logging.Handler):

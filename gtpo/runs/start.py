@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,18 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import Settings, Values, hub_name, name_of
-from gtpo.errors import UsageError, command_again, first_line
+from gtpo.errors import UsageError, first_line
 from gtpo.files import remove, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import (
-    BEFORE_STEPS,
     MANIFEST,
     MAY_CHANGE,
     RunDirectory,
     check_base,
     delete,
     latest_complete,
-    resume_command,
     sorted_checkpoints,
+    step_of,
     steps_are_done,
 )
 from gtpo.runs.provenance import code_of, made_from, prompt_keys, provenance
@@ -31,7 +29,6 @@ from gtpo.runs.provenance import code_of, made_from, prompt_keys, provenance
 logger = logging.getLogger(__name__)
 
 _NOT_OF_TRAINING = {*MAY_CHANGE["place"], *MAY_CHANGE["remote"]}  # may differ when a finished run is saved again
-_Changes = dict[str, tuple[Any, Any]]  # setting -> before, now
 
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
@@ -83,7 +80,7 @@ def check_directory(path: str | Path, resume: bool, overwrite: bool) -> None:
     run = RunDirectory(path)
     if run.lock.exists():
         _lock(run)
-    if resume or not _has_content(run):
+    if resume or not run.has_content:
         return
     if not run.is_ours:
         raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
@@ -134,65 +131,30 @@ def _clear(run: RunDirectory) -> None:
         remove(path)
 
 
-def _has_content(run: RunDirectory) -> bool:
-    """Whether a directory contains more than a run leaves that failed before its first step."""
-    names = {path.name.removesuffix(".tmp") for path in run.path.glob("*")}
-    is_early = run.is_ours and names <= BEFORE_STEPS and not run.completion_tables()
-    return bool(names) and not is_early
-
-
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
-    """Refuse to resume with settings or rows that the run cannot change; log what changes.
+    """Refuse to resume with settings, rows or code that the run cannot change; log what changes.
 
     Of other held-out rows some may have been trained on. ``completions``: of a step, in all processes.
     """
     stored: Values = {"eval_rows": None, "eval_dataset": None} | run.read_config()  # another program has no settings
-    environment = run.read_environment()
-    before = environment.get("made_from", {})  # of an earlier revision nothing
-    _check_objective(run, settings, before)
+    before = run.read_environment().get("made_from", {})  # of an earlier revision nothing
     changed = _changed(stored, settings)
-    is_held_out = stored["eval_rows"] or stored["eval_dataset"]
-    made = ["rows", "held_out"] if is_held_out else ["rows"]
-    is_same = all(before.get(name) == settings.made_from.get(name) for name in made)
     allowed = set().union(*MAY_CHANGE.values())
-    if not is_same:
-        allowed.difference_update(MAY_CHANGE["rows"])
-    if settings.data.eval_dataset and not is_held_out:
-        allowed |= {"eval_rows", "eval_dataset", "eval_split"}  # rows that were not trained on
-    if stored["eval_rows"]:
-        allowed.discard("seed")  # it chooses the rows that are held out
     for name, (old, new) in changed.items():
         if name not in allowed:
             raise UsageError(
                 f"{run.path} was started with --{name} {old!s:.80}, and cannot be resumed with {new!s:.80}: remove "
                 f"--{name}, train another run with --run_name, or start one from this adapter: --model {checkpoint}."
             )
-    if before and not is_same and changed.keys().isdisjoint({"seed", *MAY_CHANGE["rows"]}):
+    made = ["rows", "held_out"] if stored["eval_rows"] or stored["eval_dataset"] else ["rows"]
+    is_same = all(before.get(name) == settings.made_from.get(name) for name in made)
+    of_rows = [f", remove --{name}" for name in changed if name in ("seed", *MAY_CHANGE["rows"])]
+    if not is_same and (before or of_rows):
         raise UsageError(
-            f"the training or held-out rows are not those that {run.path} was started with: restore the data, or train "
-            "another run with --run_name."
+            f"the training or held-out rows are not those that {run.path} was started with: restore the data"
+            f"{''.join(of_rows)}, or train another run with --run_name."
         )
-    batch = stored.get("per_device_train_batch_size", 0)
-    trained = batch * stored.get("gradient_accumulation_steps", 0) * environment.get("world_size", 1)
-    if trained and completions != trained:
-        raise UsageError(
-            f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
-            "change --gradient_accumulation_steps, or train another run with --run_name."
-        )
-    _log_changes(run, settings, checkpoint, changed, before)
-
-
-def _check_objective(run: RunDirectory, settings: Settings, before: Values) -> None:
-    """Refuse to resume with another file of ``--objective``, or of a module that it imports."""
-    objective = settings.reward and settings.reward.objective
-    for name in code_of(objective or ""):
-        if settings.made_from[name] != before.get(name, "" if name == objective else settings.made_from[name]):
-            raise UsageError(
-                f"{run.path} was started with another {name}: restore the file, or train another run with --run_name."
-            )
-
-
-def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Values) -> None:
+    _check_steps(run, stored, settings, checkpoint, completions)
     texts = [f"--{name} {new} (before: {old})" for name, (old, new) in changed.items() if name not in _NOT_OF_TRAINING]
     if steps_are_done(checkpoint, settings.trainer.max_steps):
         if texts:
@@ -201,21 +163,47 @@ def _log_changes(run: RunDirectory, settings: Settings, checkpoint: Path, change
                 "or train another run with --run_name."
             )
         return
-    for reward in sorted(before.keys() & settings.made_from.keys() - {"rows", "held_out"}):
-        if settings.made_from[reward] == before[reward]:
-            continue
-        if not settings.reward.changed_reward:
-            raise UsageError(
-                f"{run.path} was started with another {reward}: restore the file, add --changed_reward true to go on "
-                "with this one, or train another run with --run_name."
-            )
-        texts.append(f"another {reward}")
+    texts += _changed_code(run, settings, before)
     if texts:
         logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
 
 
-def _changed(stored: Values, settings: Settings) -> _Changes:
-    """The settings that are not as stored; names that a run of an earlier revision lacks have not changed."""
+def _check_steps(run: RunDirectory, stored: Values, settings: Settings, checkpoint: Path, completions: int) -> None:
+    """Refuse to resume with steps of another size, or with fewer than the checkpoint has."""
+    batch = stored.get("per_device_train_batch_size", 0)
+    trained = batch * stored.get("gradient_accumulation_steps", 0) * run.read_environment().get("world_size", 1)
+    if trained and completions != trained:
+        raise UsageError(
+            f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
+            "change --gradient_accumulation_steps, or train another run with --run_name."
+        )
+    steps = settings.trainer.max_steps
+    if 0 < steps < step_of(checkpoint):
+        raise UsageError(
+            f"--max_steps {steps} is before step {step_of(checkpoint)} of {checkpoint}: raise it, or train another run "
+            "with --run_name."
+        )
+
+
+def _changed_code(run: RunDirectory, settings: Settings, before: Values) -> list[str]:
+    """The files of rewards that have changed, where ``--changed_reward`` allows it; refuses those of an objective."""
+    found = []
+    of_objective = code_of(settings.reward.objective or "") if settings.reward else {}
+    for name in sorted(before.keys() & settings.made_from.keys() - {"rows", "held_out"}):
+        if settings.made_from[name] == before[name]:
+            continue
+        if name in of_objective or not settings.reward.changed_reward:
+            go_on = "" if name in of_objective else "add --changed_reward true to go on with this one, "
+            raise UsageError(
+                f"{run.path} was started with another {name}: restore the file, {go_on}or train another run with "
+                "--run_name."
+            )
+        found.append(f"another {name}")
+    return found
+
+
+def _changed(stored: Values, settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Before and now of the settings that are not as stored; a run of an earlier revision lacks some of them."""
     known = {name_of(name): value for name, value in stored.items()} | stored
     changed = {}
     for name, new in settings.to_dict().items():
@@ -233,13 +221,9 @@ def _lock(run: RunDirectory) -> None:
         raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
 
 
-def how_to_continue() -> str:
-    """The command after this process was interrupted: ``--resume`` of the run that it holds, or the same one again."""
-    flags = []
+def held_run() -> RunDirectory | None:
+    """The run that this process holds, if it has begun one."""
     for lock in _locks.values():
-        run = RunDirectory(Path(lock.lock_file).parent)
-        if lock.is_locked and run.has_checkpoint:
-            return resume_command(run)
-        if lock.is_locked and _has_content(run) and "--overwrite" not in sys.argv:
-            flags = ["--overwrite"]
-    return command_again(*flags)
+        if lock.is_locked:
+            return RunDirectory(Path(lock.lock_file).parent)
+    return None

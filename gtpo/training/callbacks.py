@@ -25,18 +25,17 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from gtpo.arguments import Values
 from gtpo.errors import RunError
-from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
+from gtpo.files import apply_umask, open_regular, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter, is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     RunDirectory,
-    command_of,
     damage,
+    how_to_continue,
     is_held_out,
     resume_command,
     rotate,
@@ -72,7 +71,7 @@ class MetricsWriter(TrainerCallback):
         if not is_main_process() or not logs or "train_loss" in logs:  # the summary, the last call
             return
         line = _line(logs, state.global_step, args)
-        with open_own(self.run.metrics, encoding="utf-8") as file:
+        with open_regular(self.run.metrics, encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
@@ -112,7 +111,7 @@ class BestAdapter(TrainerCallback):
         for logs in state.log_history:
             self._add(logs, logs["step"])
         best = self.run.best
-        if (best / MANIFEST).is_file() and (reason := damage(best, ("model",))):
+        if (best / MANIFEST).is_file() and (reason := damage(best)):
             logger.warning("%s is damaged (%s): a later adapter replaces it", best, reason)
             return
         stored = self.run.read_best()
@@ -385,15 +384,6 @@ def non_finite_error(
     return RunError(f"{what} is not finite in step {step}: {stops}. Use {mend}, then {then}")
 
 
-def how_to_continue(run: RunDirectory, *flags: str) -> str:
-    """What to type after a run has stopped within a step; ``flags``: of a run that is resumed."""
-    if not run.config.exists():  # of a library script, which has no flags
-        return "start again, or from a checkpoint"
-    if not run.has_checkpoint:
-        return "run the command again, with --overwrite"
-    return command_of(run, "--resume", str(run.path), *flags)
-
-
 def save_failed_step(trainer: Any, batches: Sequence[Values], rows: Sequence[Values]) -> Path:
     """Write what is known of the current step to ``not-finite-step-N/`` of the run, a file of each process."""
     directory = Path(trainer.args.output_dir) / f"not-finite-step-{trainer.state.global_step + 1}"
@@ -465,41 +455,6 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
             f"{save_finished_step(trainer)}."
         )
-
-
-class ResumedOptimizer(TrainerCallback):
-    """A resumed run trains with the optimizer of its checkpoint: refuse settings that say something else.
-
-    The schedule is that of the settings, which may have more steps: its rate holds from the first resumed step on.
-    Transformers takes the last rate of the checkpoint for that one.
-    """
-
-    def on_train_begin(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):  # type: ignore[no-untyped-def]
-        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
-        if not state.global_step or not isinstance(schedule, LambdaLR):
-            return
-        first = optimizer.param_groups[0]  # the others are without decay
-        stored = first | {"lr": schedule.base_lrs[0]}
-        expected = optimizer.defaults | {"weight_decay": args.weight_decay}
-        for name in ("lr", "betas", "eps", "weight_decay"):
-            found = stored.get(name)
-            asked = expected.get(name)
-            if found != asked:
-                raise RunError(
-                    f"the checkpoint has {name} {found}, and the settings {asked}: correct config.yaml, train another "
-                    "run, or start one from this adapter with --model."
-                )
-        before = first["lr"]
-        schedule.last_epoch -= 1
-        schedule.step()  # computes the rates of this step again
-        if before != first["lr"] and is_main_process():
-            logger.warning(
-                "the learning rate continues at %.3g, by the %s schedule of %s steps (before: %.3g)",
-                first["lr"],
-                args.lr_scheduler_type.value,
-                state.max_steps,
-                before,
-            )
 
 
 class CompleteCheckpoints(TrainerCallback):

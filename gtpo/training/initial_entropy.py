@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from gtpo.files import read_own, write_atomically
+from gtpo.files import read_regular, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Row, isolated_rng, padded_batch
@@ -47,7 +47,7 @@ class InitialEntropy(TrainerCallback):
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
-            record = json.loads(read_own(path))
+            record = json.loads(read_regular(path))
         else:
             record = self._measure()
         value = float(record["initial_entropy"])

@@ -16,17 +16,15 @@ from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
 from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.directory import RunDirectory, steps_are_done
+from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
 from gtpo.runs.script import training_begins
 from gtpo.training.callbacks import (
     BestAdapter,
     CollapseAlarm,
     CompleteCheckpoints,
     MetricsWriter,
-    ResumedOptimizer,
     StopOnNonFinite,
     StopOnSignal,
-    how_to_continue,
     restore_metrics,
 )
 from gtpo.training.export import save_adapter
@@ -65,7 +63,6 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
         MetricsWriter(run, start_wandb(settings) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
         *alarms,
-        ResumedOptimizer(),
         CompleteCheckpoints(trainer),
         StopOnNonFinite(trainer),
         StopOnSignal(),  # last: it ends the process after the others

@@ -18,9 +18,8 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.flags import annotations_of, check_flags, spelled_out
-from gtpo.cli.parse import load_backend_from_flags, parse_evaluation
+from gtpo.cli.parse import load_backend_from_flags
 from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from train_gtpo import SETTINGS
 from train_sft import SETTINGS as OF_SFT
 
@@ -202,13 +201,3 @@ def test_a_setting_that_another_place_overrides_or_is_null_is_given_once(tmp_pat
     (config := tmp_path / "settings.yaml").write_text("num_generations: 8\nG: null\n")
     assert parsed("--config", str(config)).trainer.num_generations == 8
     assert parsed("--config", str(config), "--G", "4", "--G", "6").trainer.num_generations == 6  # as appended
-
-
-def test_aliases_in_a_file_of_settings_are_refused(tmp_path: Path) -> None:
-    """Of training and of an evaluation: a few lines of them stand for gigabytes."""
-    (config := tmp_path / "settings.yaml").write_text("max_new_tokens: &a 5\nk: *a\n")
-    with refused("has an alias"):
-        parse_evaluation(EvaluationArguments, ["--config", str(config)])
-    config.write_text("max_steps: &a 5\nsave_steps: *a\n")
-    with refused("has an alias"):
-        parsed("--config", str(config))

@@ -199,11 +199,6 @@ def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: MonkeyPatch) -> 
     with open_completions(tmp_path / "a.jsonl", HEAD), refused(in_use):
         fill(tmp_path / "a.jsonl")
     fill(tmp_path / "a.jsonl")
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(tmp_path / "elsewhere.jsonl")
-    with refused("is a link"):
-        fill(link)
-    assert not (tmp_path / "elsewhere.jsonl").exists()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

@@ -14,43 +14,30 @@ from gtpo.runs.directory import (
     rotate,
     sorted_checkpoints,
     steps_are_done,
-    write_manifest,
 )
 
 
-def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
-    stored = read_json(checkpoint(tmp_path, 1) / MANIFEST)
-    # printf 'optimizer.pt 1' | sha256sum
-    assert stored["optimizer.pt"] == "0b4fccc2b1fdff6b0d2c55185672ea290bbb6ac27f289541032923d44c671b06"
+def test_a_manifest_lists_the_files(tmp_path: Path) -> None:
     names = ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors"]
-    assert sorted(stored) == [*names, "rng_state.pth", "trainer_state.json"]
+    assert read_json(checkpoint(tmp_path, 1) / MANIFEST) == [*names, "rng_state.pth", "trainer_state.json"]
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
-def test_damage_of_the_same_size_and_a_missing_file_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors", MANIFEST])
+def test_a_missing_and_an_empty_file_are_named(name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
     assert damage(directory) is None
-    (directory / name).write_bytes(bytes((directory / name).stat().st_size))
+    (directory / name).write_bytes(b"")
     assert (damage(directory) or "").startswith(name)
     (directory / name).unlink()
     assert (damage(directory) or "").startswith(name)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a', '{"optimizer.pt', "[" * 100_000, "{}", None])
-def test_an_unreadable_or_missing_manifest_is_damage(text: str | None, tmp_path: Path) -> None:
+def test_a_manifest_of_an_earlier_revision_has_hashes(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
-    (directory / MANIFEST).unlink()
-    if text is not None:
-        (directory / MANIFEST).write_text(text)
-    assert (damage(directory) or "").startswith(MANIFEST)
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "trainer_state.json"])
-def test_a_manifest_without_a_file_that_a_run_resumes_from_is_damage(name: str, tmp_path: Path) -> None:
-    directory = checkpoint(tmp_path, 1)
-    (directory / name).unlink()
-    write_manifest(directory)
-    assert (damage(directory) or "").startswith(MANIFEST)
+    write_json(directory / MANIFEST, dict.fromkeys(read_json(directory / MANIFEST), "0b4fccc2"))
+    assert damage(directory) is None
+    (directory / "optimizer.pt").unlink()
+    assert damage(directory)
 
 
 def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> None:
@@ -71,7 +58,7 @@ def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake_run(tmp_path, steps=(2, 4, 6))
-    (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"\0" * 11)
+    (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"")
     assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
     assert len(caplog.messages) == 1 and "checkpoint-6" in caplog.text and "optimizer.pt" in caplog.text
     assert latest_complete(tmp_path / "nowhere") is None

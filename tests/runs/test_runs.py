@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers.refusals import refused
 from helpers.runs import fake_run
 
 from gtpo.runs.directory import RunDirectory, find_runs, label_of, resume_command, run_label
@@ -64,14 +63,3 @@ def test_a_line_that_a_kill_cut_off_is_not_read(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "loss": 1.0}')
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "best/best.json"])
-def test_a_link_in_a_run_is_not_read(name: str, tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.best.mkdir(parents=True)
-    (tmp_path / "secret").write_text('{"step": 1, "password": "x"}\n')
-    (run.path / name).symlink_to(tmp_path / "secret")
-    reader = {"metrics": run.read_metrics, "environment": run.read_environment, "best/best": run.read_best}
-    with refused(f"{name} is a link"):
-        reader[name.rpartition(".")[0]]()

@@ -16,9 +16,9 @@ from helpers.runs import checkpoint, fake_run, rows_of
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, how_to_continue
 from gtpo.runs.provenance import git_revision
-from gtpo.runs.start import check_run, how_to_continue, start_run
+from gtpo.runs.start import check_run, held_run, start_run
 
 TABLES = tables_of(__file__)
 
@@ -75,7 +75,7 @@ def test_resume_without_a_complete_checkpoint_is_refused_and_overwrite_possible(
     with refused("--resume"):
         start(tmp_path / "nowhere", "--resume")
     start(tmp_path / "run")
-    (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
+    (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("")
     with refused("--resume"):
         start(tmp_path / "run", "--resume")
     assert not (tmp_path / "nowhere").exists() and start(tmp_path / "run", "--overwrite") is None
@@ -194,6 +194,12 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
     assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
 
 
+def test_a_run_cannot_end_before_its_checkpoint(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    with refused(f"--max_steps 4 is before step 10 of {run}/checkpoint-10"):
+        start(run, "--resume", "--max_steps", "4")
+
+
 def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
     start(tmp_path / "run")
     fake_run(tmp_path / "run", steps=(2, 5, 7))
@@ -216,7 +222,7 @@ def test_the_command_after_an_interruption(
     start(run)
     fake_run(run, rows=[{"step": 1}], steps=steps)
     monkeypatch.setattr("sys.argv", argv)
-    assert how_to_continue() == command.format(run=run)
+    assert how_to_continue(held_run()) == command.format(run=run)
 
 
 @pytest.mark.parametrize("words", [["--hub_token", "hf_SECRET"], ["--hub-token=hf_SECRET"], ["--hub_token=hf_SECRET"]])
@@ -224,7 +230,7 @@ def test_no_command_shows_a_token(words: list[str], monkeypatch: MonkeyPatch) ->
     monkeypatch.setattr("gtpo.runs.start._locks", {})
     monkeypatch.setattr("sys.argv", ["train_gtpo.py", *words, "--push_to_hub"])
     flag = words[0].partition("=")[0]
-    assert how_to_continue() == f"python train_gtpo.py {flag} YOUR_TOKEN --push_to_hub"
+    assert how_to_continue(held_run()) == f"python train_gtpo.py {flag} YOUR_TOKEN --push_to_hub"
 
 
 def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:

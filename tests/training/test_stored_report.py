@@ -13,7 +13,6 @@ from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.files import read_settings, write_json, write_lines, write_settings
 from helpers.hostile_html import HOSTILE
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
-from helpers.refusals import refused
 from helpers.runs import metrics_of
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
@@ -124,10 +123,6 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(cop
     shown = [column.partition(">")[2] for column in columns]
     assert shown == [f"step {s}parity {s / 10:g}completionyes, {s}" for s in (0, 10, 20)]
     assert section.count("2 &lt; 3?") == 1
-    (copy / "config.yaml").rename(tmp_path / "other.yaml")
-    (copy / "config.yaml").symlink_to(tmp_path / "other.yaml")
-    with refused("is a link"):
-        write_report(copy)
 
 
 @mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
