@@ -21,7 +21,6 @@ from helpers.weights import adapter_of, same_weights
 from safetensors.torch import load_file
 
 from gtpo.evaluation.storage import read_completions
-from gtpo.models.memory import KNOWN
 
 pytestmark = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("unsloth", "vllm")) or torch.cuda.is_available(),
@@ -206,20 +205,6 @@ def test_a_model_quantized_before_trains_as_one_quantized_while_it_is_loaded(tra
     assert metrics_of(train(DYNAMIC))[1:] != metrics_of(train(LLAMA))[1:]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[1] == "bfloat16"], ids="-".join)
-def test_bfloat16_runs_the_fused_lora_functions(case: Case, train: Train) -> None:
-    log = train(case).with_suffix(".log").read_text()
-    assert "patched 2 layers with 2 QKV layers, 2 O layers and 2 MLP layers" in log
-
-
-def test_the_optimizer_has_8_bit_states(train: Train) -> None:
-    stored = torch.load(train(LLAMA) / f"checkpoint-{STEPS}" / "optimizer.pt", weights_only=True)
-    states = [state["__bnb_optimizer_quant_state__"] for state in stored["state"].values()]
-    large = [state for state in states if state["state1"].numel() >= 4096]  # bitsandbytes leaves smaller ones
-    assert len(large) > len(states) / 2
-    assert all(state["state1"].dtype == state["state2"].dtype == torch.uint8 for state in large)
-
-
 def test_a_run_leaves_everything(train: Train) -> None:
     run = train(LLAMA)
     assert len(read_json(run / "initial_entropy.json")["per_prompt"]) == 100
@@ -327,70 +312,6 @@ def test_evaluation_on_the_4_bit_base(train: Train, script: RunScript, run_scrip
 # The arguments of the engine
 
 
-RECORD = """
-import json, pathlib, vllm
-from gtpo.arguments import MODEL_ALIASES
-
-MODEL_ALIASES[{alias!r}] = {model!r}
-
-class Recorder:
-    def __init__(self, compilation_config, **options):
-        options["cudagraph_mode"] = compilation_config.cudagraph_mode.name
-        pathlib.Path("engine.json").write_text(json.dumps(options, default=str))
-        raise SystemExit(0)
-
-vllm.LLM = Recorder
-"""
-
-
-@pytest.fixture(scope="module")
-def paper_models(models: Path) -> Path:
-    """Directory of the configurations of Llama-3.1-8B and Qwen2.5-3B, with a tokenizer and without weights."""
-    from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
-
-    for alias, config, length in (("llama", LlamaConfig, 131072), ("qwen", Qwen2Config, 32768)):
-        shape = KNOWN[alias]
-        folder = models / f"paper-{alias}"
-        config(
-            architectures=[f"{config.__name__.removesuffix('Config')}ForCausalLM"],
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=length,
-        ).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(models / "llama").save_pretrained(folder)
-    return models
-
-
-@pytest.mark.parametrize(("alias", "rank"), [("llama", 128), ("qwen", 64)])
-def test_a_preset_becomes_the_arguments_of_the_engine(
-    alias: str, rank: int, paper_models: Path, script: RunScript, tmp_path: Path
-) -> None:
-    """What Unsloth's ``load_vllm`` makes of it; vLLM refuses an argument that it does not know."""
-    before = RECORD.format(alias=alias, model=str(paper_models / f"paper-{alias}"))
-    argv = ["--model", alias, "--dataset=arithmetic", "--output_dir=run", "--use_cpu=true", "--bf16=true"]
-    script(tmp_path, "train_gtpo.py", *argv, before=before)
-    options = read_json(tmp_path / "engine.json")
-    expected = {
-        "dtype": "torch.bfloat16",
-        "max_model_len": 5500,
-        "quantization": "bitsandbytes",
-        "load_format": "bitsandbytes",
-        "enable_lora": True,
-        "max_lora_rank": rank,
-        "max_loras": 1,
-        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's
-        "enforce_eager": False,
-        "cudagraph_mode": "FULL_AND_PIECEWISE",
-    }
-    assert {name: options[name] for name in expected} == expected
-    assert 0.35 < options["gpu_memory_utilization"] <= 0.4
-
-
 # First light: benchmarks/first_light.py in miniature
 
 
@@ -434,36 +355,3 @@ def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path
     light.said.clear()
     assert light() == stages
     assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)
-
-
-@pytest.mark.parametrize(
-    ("stage", "before", "verdict"),
-    [
-        (
-            "gradient",
-            "from gtpo.forward.head import _FrozenHead as head\nbackward = head.backward\n"
-            "head.backward = staticmethod(lambda ctx, upstream, _: backward(ctx, -upstream, _))\n",
-            "unsloth bf16: cosine -",
-        ),
-        (
-            "gradient",
-            "from gtpo.forward import hidden_states as module\nshifted = module.hidden_states_per_completion\n"
-            "module.hidden_states_per_completion = lambda *args: shifted(*args).roll(1, 0)\n",
-            "unsloth float32: cosine 0.",
-        ),
-        (
-            "rollouts",
-            "from unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None\n",
-            "rollouts do not come from the adapter at step 1",
-        ),
-    ],
-    ids=["the sign of the gradient in the fused head", "a mask shifted by one", "an adapter that is never handed over"],
-)
-def test_a_fault_is_named_by_the_stage_that_should_see_it(
-    stage: str, before: str, verdict: str, light: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import first_light
-
-    monkeypatch.setattr(first_light, "VARIANTS_16_BIT", ("unsloth",))
-    entry = light(stage, before=before)[stage]
-    assert entry["outcome"] == "FAILED" and verdict in entry["verdict"], entry["verdict"]

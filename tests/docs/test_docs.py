@@ -9,7 +9,6 @@ from helpers.scripts import ROOT, RunScript
 from pytest import TempPathFactory, approx, fixture, mark
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
-TABLES = [*PAGES, *sorted((ROOT / "results").rglob("*.md")), *ROOT.glob("C*.md"), *(ROOT / "data").glob("*.md")]
 PAST = [ROOT / "docs/log.md"]  # names what was there at the time
 SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
 OTHER_PROGRAMS = {
@@ -77,20 +76,6 @@ def tables_in(page: str) -> list[list[list[str]]]:
         [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
         for block in blocks
     ]
-
-
-@mark.parametrize("page", TABLES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_each_row_of_a_table_has_the_cells_of_its_header(page: Path) -> None:
-    for table in tables_in(page.read_text()):
-        assert {len(row) for row in table} == {len(table[0])}, table[0]
-        assert all(re.fullmatch("-+", cell) for cell in table[1]), table[0]
-
-
-@mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_lines_of_code_are_not_cut_where_a_page_is_shown(page: Path) -> None:
-    """GitHub shows 95 characters; what is behind them is seen only by scrolling."""
-    blocks = re.findall(r"^```.*?^```", page.read_text(), re.M | re.S)
-    assert [line for block in blocks for line in block.splitlines() if len(line) > 95] == []
 
 
 @mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,6 +1,5 @@
 """The notebooks: stored with outputs, and each runs from top to bottom."""
 
-import os
 import re
 import shutil
 import sys
@@ -22,44 +21,11 @@ llama, NVIDIA L4, 1500, --gpu_memory_utilization 0.6
 qwen, NVIDIA L4, 1500, --save_steps 20 --save_total_limit 2
 llama, NVIDIA A100-SXM4-40GB, 1500, --save_steps 20 --save_total_limit 2
 """
-WITHOUT_TRL = """
-import importlib.util
-find_spec = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "trl" else find_spec(name, *rest)
-"""
 
 
 def kinds(cell: Any) -> list[str]:
     """What a cell shows: "text" or MIME types."""
     return ["text" if output.output_type == "stream" else " ".join(sorted(output.data)) for output in cell.outputs]
-
-
-@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
-def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
-    """Neither paths nor times; `make notebooks` stores them."""
-    for cell in code_cells(nbformat.read(path, as_version=4)):
-        shown = "".join(output.get("text") or output.data.get("text/html", "") for output in cell.outputs)
-        assert not re.search(r"/(home|root|tmp|work|usr|Users)/|\d:\d\d:\d\d|\bit/s|\x1b|\r", shown), cell.id
-
-
-@mark.slow
-@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
-def test_it_clones_what_is_missing_and_installs_next_to_the_image(path: Path, tmp_path: Path) -> None:
-    """Its first cells as on Colab: no files, no TRL. `git` and `uv` are scripts that note how they are called."""
-    called = tmp_path / "called"
-    for name, does in (("git", f"ln -s {ROOT} gtpo"), ("uv", "true")):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {called}\n{does}\n')
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TRL)
-    (tmp_path / "work").mkdir()
-    search = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
-    execute(path, tmp_path / "work", last="install" if path == WALKTHROUGH else "clone", **search)
-    git, *uv = called.read_text().splitlines()
-    assert git.startswith("git clone ") and git.endswith(" gtpo")
-    python = f"{ROOT}/.venv/bin/python"
-    packages = "-r requirements/cpu.txt --torch-backend cpu"  # no CUDA build of PyTorch
-    installed = [f"uv pip install --quiet --python {python} {packages}"] if path == WALKTHROUGH else []
-    assert uv[1:] == installed and all(line.endswith(" .venv") for line in uv[:1])
 
 
 @fixture(scope="module")

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from helpers.files import read_json
-from helpers.runs import metrics_of
 from helpers.scripts import ROOT, run_process
 from pytest import TempPathFactory, fixture, mark
 
@@ -39,31 +38,6 @@ def installed(tmp_path_factory: TempPathFactory) -> Path:
     shutil.copytree(ROOT / "gtpo", directory / "gtpo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "gtpo_loss.py", directory)
     return directory
-
-
-def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
-    title = "Your data and your reward"
-    (tmp_path / "my_reward.py").write_text(section(title, "python")[0])
-    (tmp_path / "my_rows.jsonl").write_text(section(title, "json")[0])
-    (command,) = section(title, "bash")
-    python, script, *flags = command.replace(HUB_MODEL, str(tiny)).split()
-    assert python == "python"
-    small = ["--max_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5", "--output_dir", "run"]
-    run(tmp_path, str(ROOT / script), *flags, *small)
-    lines = metrics_of(tmp_path / "run")
-    assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
-    assert not (tmp_path / "run/merged").exists()
-    serve, merge, _ = section("Serve and share", "bash")[0].splitlines()  # the last needs llama.cpp
-    assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
-    argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
-    run(tmp_path, *argv, "--reward", "my_reward.py:concise")
-    assert (tmp_path / "run/merged/model.safetensors").is_file()
-    assert len(metrics_of(tmp_path / "run")) == 2  # no further step
-    load, table = section("Serve and share", "python")
-    script = f"{load}print(model.peft_config['default'].r)\n{table}".replace("outputs/RUN", "run")
-    (tmp_path / "load.py").write_text(script.replace("accuracy_reward", "concise"))  # the column of this reward
-    shown = run(tmp_path, "load.py").split()
-    assert shown[:4] == ["16", "completion", "gold_answer", "concise"]  # the rank of the preset for a CPU
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from helpers.files import read_settings
 
 from gtpo.grading import is_correct, last_boxed, normalise
-from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
 from gtpo.grading.normal_form import MAX_LENGTH
 from gtpo.grading.numerals import parse_number, rounding_tolerance, same_number
 from gtpo.grading.structure import parse_structure
@@ -37,13 +36,6 @@ FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
 @pytest.mark.parametrize("step", FORMS, ids=lambda step: step.__name__)
 def test_forms(step: Callable[[str], Any]) -> None:
     assert {text: step(text) for text in FORMS[step]} == FORMS[step]
-
-
-def test_brackets() -> None:
-    assert (bracket_balance("([{"), bracket_balance("()]")) == (3, -1)
-    assert (nesting_depth("(a)[(b)]"), nesting_depth("")) == (2, 0)
-    assert (closing_index("a(b(c)d)e", 1), closing_index("(a", 0)) == (7, 0)
-    assert split_top_level("1, (2, 3), 4", ",") == ["1", "(2, 3)", "4"]
 
 
 def test_an_answer_longer_than_the_maximum_is_wrong() -> None:

@@ -34,7 +34,7 @@ FLAGS = """
 --eval_rows 0|--eval_rows 4000|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
 --system_prompt missing.txt|--chat_template missing.jinja|--model_init_kwargs {"x":1}|--eval_split x
---hub_model_id a/b/c|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
+--hub_model_id a/b/c|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit|--lora_rank 0 --load_in_4bit true
 --gpu_memory_utilization 2|--num_generations_eval 2|--prompt_column task|--answer_column gold
 --bf16 --fp16|--remove_unused_columns true
 --model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head

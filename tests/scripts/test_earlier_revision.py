@@ -5,14 +5,13 @@ letters. It contains checkpoint-2, as after a kill, and the final adapter. The p
 """
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.files import read_json
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, RunScript, run_process, user_environment
+from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of
 
 from examples.tiny_base import save_untrained_tiny
@@ -57,13 +56,3 @@ def test_it_can_be_evaluated(work: Path, run_script: RunScript) -> None:
     run_script(work, "evaluate.py", "--runs", "gtpo-s3", *argv)
     (entry,) = read_json(work / "outputs" / "evaluation" / "results.json")["results"]
     assert entry["label"] == "gtpo-s3" and entry["problems"] == 2
-
-
-def test_it_can_be_plotted(work: Path, run_script: RunScript) -> None:
-    run_script(work, "figures.py", "--runs", "gtpo-s3", "--output", "curves.png")
-    assert (work / "curves.png").stat().st_size > 10_000
-    argv = [sys.executable, "-m", "gtpo.reports.html", "gtpo-s3"]
-    environment = user_environment() | {"PYTHONPATH": str(ROOT)}
-    run_process(argv, cwd=work, env=environment)
-    page = (work / "gtpo-s3" / "report.html").read_text()
-    assert page.count("<svg") == 1 and page.count("A group of step ") == 3  # the first, the middle and the last step

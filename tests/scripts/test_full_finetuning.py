@@ -65,11 +65,3 @@ def test_the_reference_of_grpo_is_the_base_model(train: Train) -> None:
     _, run = train("kl", "--max_steps", "3", "--beta", "0.04", script="train_grpo.py")
     first, *_, last = (line["kl"] for line in metrics_of(run))
     assert first == pytest.approx(0, abs=1e-7) and last > 1e-6
-
-
-@pytest.mark.parametrize("argv", [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit")])
-def test_what_needs_an_adapter_is_refused(argv: tuple[str, str], train: Train) -> None:
-    ended, run = train("refused", *argv, code=2)
-    assert not run.exists()
-    if argv[0] != "--backend":  # which needs a GPU first
-        assert "--lora_rank" in ended.stderr and argv[0] in ended.stderr

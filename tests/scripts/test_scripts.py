@@ -3,10 +3,8 @@
 One run starts a new Python process, as a shell does; the others are forked (conftest.run_script).
 """
 
-import difflib
 import functools
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 from helpers.files import read_json, read_settings
 from helpers.parrot import build_parrot
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, RunScript
+from helpers.scripts import RunScript
 from helpers.weights import adapter_of, same_weights
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -148,23 +146,6 @@ def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
 
 
 # ---- the two scripts ----
-
-
-def test_train_scripts_differ_only_in_the_method() -> None:
-    bodies = [(ROOT / f"train_{method}.py").read_text().split('"""', 2)[2] for method in ("grpo", "gtpo")]
-    lines = [body.splitlines() for body in bodies]
-    changed = [line for line in difflib.unified_diff(*lines, lineterm="", n=0) if line[:1] in "+-"][2:]
-    assert 0 < len(changed) <= 20
-    # Without the name of the method, GTPOArguments and its use, and --objective, the scripts are identical.
-    bodies = [body.replace("gtpo=settings.gtpo,", "") for body in bodies]
-    of_the_objective = r".*load_objective.*\n|settings=settings\.settings, |\*classes, "
-    bodies[0] = re.sub(of_the_objective, "", bodies[0]).replace("kind", "GRPOTrainer")
-    words = [
-        [re.sub("gtpo|grpo", "", word.lower()) for word in re.findall(r"\w+", body) if word != "GTPOArguments"]
-        for body in bodies
-    ]
-    grpo, gtpo = ([word for word in text if word] for text in words)
-    assert grpo == gtpo
 
 
 def test_launchers_that_do_not_do_what_they_say(run: RunScript) -> None:
