@@ -85,12 +85,3 @@ def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
     ]
     format_reward(texts, log_metric=logged.__setitem__)
     assert logged["empty_blocks"] == 50.0
-
-
-def test_the_timeouts_of_the_grader_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([3, 5, 5, 5])  # before and after each call: the total of the process goes on
-    monkeypatch.setattr("rewards.timeouts", lambda: next(counts))
-    logged: list[tuple[str, float]] = []
-    for _ in range(2):
-        accuracy_reward(["<answer>18</answer>"], answer=["18"], log_metric=lambda *pair: logged.append(pair))
-    assert [value for name, value in logged if name == "grader_timeouts"] == [2.0, 0.0]

@@ -5,17 +5,15 @@ rewards are mostly 0: what is tested is the machinery.
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.files import read_json, read_lines
 from helpers.scripts import ROOT, user_environment
-from helpers.weights import adapter_of, same_weights
+from helpers.weights import adapter_of
 
 MODEL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
 
@@ -74,26 +72,6 @@ def test_gtpo_trains_two_steps(gtpo: Path) -> None:
     assert record["prompts"] == ROWS and 1.0 < record["initial_entropy"] < 3.0 and not record["filter_on"]
     weights = adapter_of(gtpo / "adapter")
     assert len(weights) == 30 * 7 * 2 and all(weight.isfinite().all() for weight in weights.values())
-
-
-def test_a_killed_run_resumes_to_the_same_adapter(gtpo: Path) -> None:
-    directory = gtpo.parent / "killed"
-    config = ["--config", str(gtpo / "config.yaml"), "--output_dir", "killed"]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train_gtpo.py"), *config],
-        cwd=directory.parent,
-        env=user_environment(),
-        stderr=subprocess.DEVNULL,
-    )
-    until = time.monotonic() + SECONDS
-    while not (directory / "checkpoint-1" / "files.json").is_file() and process.poll() is None:
-        assert time.monotonic() < until, "no checkpoint"
-        time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (directory / "adapter").exists()
-    run(directory.parent, "train_gtpo.py", "--resume", "killed")
-    assert same_weights(adapter_of(gtpo / "adapter"), adapter_of(directory / "adapter"))
 
 
 def test_grpo_trains_two_steps(train: Callable[..., Path]) -> None:

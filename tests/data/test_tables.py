@@ -126,12 +126,6 @@ def test_the_row_numbers_of_pandas_are_no_column(load: Callable[..., Dataset]) -
     assert load("own.csv", ",prompt,answer\n0,A?,5\n").to_list() == [{"prompt": to_messages("A?"), "answer": "5"}]
 
 
-@pytest.mark.parametrize("header", ["prompt,answer,answer", "prompt,,answer", ",prompt,", ",prompt,prompt"])
-def test_a_name_twice_or_missing_in_the_header_is_refused(header: str, load: Callable[..., Dataset]) -> None:
-    with refused("needs different column names"):
-        load("own.csv", f"{header}\na,b,c\n")
-
-
 # ---- how much is read ----
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from helpers.files import tables_of, write_lines
-from helpers.refusals import refused
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark
@@ -128,22 +127,3 @@ def test_a_dotted_name_is_a_field_of_the_objects_in_a_column(tmp_path: Path) -> 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "a.b": "1", "a": {"b": "2"}}]
     assert load_train(DataArguments(write(tmp_path / "own.jsonl", rows), answer_column="a.b"))["answer"][:] == ["1"]
-
-
-COLUMNS = [
-    ({"prompt": "a", " answer": "5"}, {}, r"did you mean ' answer'\?.*set --prompt_column and --answer_column"),
-    ({"prompt": "a", "Answer": "5"}, {}, r"did you mean 'Answer'\?"),
-    ({"prompt": "a", "reward_model": NESTED}, {"answer_column": "reward_model.gold"}, "no column 'reward_model.gold'"),
-    ({"prompt": "a", "answer": NESTED}, {}, "is {'ground_truth': '5', .*of an object a field, as COLUMN.FIELD"),
-]
-
-
-@pytest.mark.parametrize(("row", "flags", "words"), COLUMNS, ids=[words for *_, words in COLUMNS])
-def test_training_and_benchmarks_name_a_missing_column_alike(
-    row: dict[str, Any], flags: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    data = DataArguments(write(tmp_path / "own.jsonl", [row]), **flags)
-    with refused(words):
-        load_train(data)
-    with refused(words):
-        load_user_benchmark("own", data.dataset, data)

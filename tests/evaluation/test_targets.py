@@ -75,13 +75,6 @@ def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], chec
         choose_model(find_targets(names, None, checkpoint), None)
 
 
-@mark.parametrize("names", [[], ["base"]])
-def test_a_checkpoint_of_the_base_model_alone_is_refused(names: list[str], outputs: Path) -> None:
-    with raises(UsageError, match="--checkpoint 50: the base model has no checkpoints"):
-        find_targets(names, "tiny", "50")
-    assert find_targets(names, "tiny") == [Target("")]
-
-
 def test_the_merged_model_of_a_run_is_no_base_model(outputs: Path, tiny: Path) -> None:
     merged = outputs / "older" / "merged"
     assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run

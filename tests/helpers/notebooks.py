@@ -24,11 +24,9 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def execute(path: Path, folder: Path, last: str | None = None, **environment: str) -> Any:
-    """Run a notebook in a directory, as a user without a GPU, up to the cell ``last``."""
+def execute(path: Path, folder: Path, **environment: str) -> Any:
+    """Run a notebook in a directory, as a user without a GPU."""
     notebook = nbformat.read(path, as_version=4)
-    if last:
-        notebook.cells = notebook.cells[: [cell.id for cell in notebook.cells].index(last) + 1]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

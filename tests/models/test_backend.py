@@ -23,15 +23,6 @@ from train_gtpo import SETTINGS
 TABLES = tables_of(__file__)
 
 
-@pytest.mark.parametrize("backend", ["unsloth", "vllm"])
-def test_a_backend_that_cannot_be_is_refused(backend: str, no_gpu: None, tmp_path: Path) -> None:
-    """On the command line and in a file: without a GPU, or unknown."""
-    (tmp_path / "settings.yaml").write_text(f"backend: {backend}\n")
-    for argv in (["--backend", backend], ["--config", str(tmp_path / "settings.yaml")]):
-        with refused(f"--backend '?{backend}"):
-            load_backend_from_flags("gtpo", SETTINGS, argv)
-
-
 def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -> None:
     """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))

@@ -278,11 +278,6 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
         check_run(settings, rows=rows_of(10))
 
 
-def test_reporters_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with refused("--report_to tensorboard: .*tensorboardX; or set --report_to none"):
-        start(tmp_path / "run", "--report_to", "tensorboard")
-
-
 # ---- printed commands ----
 
 

@@ -47,12 +47,13 @@ FLAGS = """
 --num_generations_eval 0 --eval_rows 9|--eval_strategy steps|--eval_on_start true|--metric_for_best_model reward
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
 --eval_rows -1|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
---reward json:no_such_function|--reward no_such_module:fn|--modle x
+--backend vllm|--reward json:no_such_function|--reward no_such_module:fn|--modle x
 """
 TRAINED = """
 --learning_rate -1e-3|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad
 --lr_scheduler_type cosine_with_min_lr|--optim_args garbage|--lora_target_modules nothing|--max_prompt_length 3
---model no_eos|--report_to paper|--cache_implementation foo
+--lora_target_modules v_proj q_prj
+--model no_eos|--report_to paper|--cache_implementation foo|--load_in_4bit true|--backend unsloth
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
 QUOTED = TABLES["quoted"]
 ASKED = '"prompt": "a", "answer": "1"'
@@ -76,6 +77,7 @@ arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
 arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
 arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
 arithmetic --output_dir=|arithmetic --compare a b|amc2023
+no_column.jsonl|object.jsonl
 gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """
@@ -87,7 +89,7 @@ reproduce smol --list|reproduce fig3 --slurm x
 """
 
 
-CODE = {"broken.py": "def f(:\n", "exits.py": "raise SystemExit(3)\n"}  # rewards
+CODE = TABLES["code"]  # rewards and objectives
 
 
 def words(text: str) -> list[list[str]]:
@@ -150,7 +152,8 @@ def test_the_sentence_is_ours_and_says_what_to_do(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("gtpo.runs.script._training", False)
-    (here / "unsolved.jsonl").write_text(f"{{{ASKED}}}\n" * 4)
+    for name, content in (CODE | {"unsolved.jsonl": f"{{{ASKED}}}\n" * 4}).items():
+        (here / name).write_text(content)
     begin = {"evaluate": [*EVALUATE, "arithmetic"], "train_gtpo": START}.get(script, OF_ANY_METHOD)
     code, lines = outcome(script, [*begin, *given.split()])
     assert code == 2 and re.search(said, lines[-1]), lines

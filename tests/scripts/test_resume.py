@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, RunScript
+from helpers.scripts import ROOT
 from helpers.weights import adapter_of, same_weights
 
 pytestmark = pytest.mark.slow
@@ -93,41 +93,3 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(method: str, tiny:
     if method != "grpo":
         assert (killed / "best" / "best.json").read_text() == (uninterrupted / "best" / "best.json").read_text()
     assert not list(killed.glob("*.tmp")) and not list(killed.glob("*.old"))
-
-
-KILL = """
-import os, signal, threading, time
-def kill():
-    while open("killed/metrics.jsonl").read().count("\\n") < 6:
-        time.sleep(0.002)
-    os.kill(os.getpid(), signal.SIGKILL)
-threading.Thread(target=kill, daemon=True).start()
-"""
-
-
-def test_a_finished_run_that_is_resumed_and_killed_is_not_its_old_adapter(
-    tiny: Path, tmp_path: Path, run_script: RunScript
-) -> None:
-    """The first end, 2 steps; more steps, killed after some; the commands that say so; the second end."""
-    script, *flags = RUNS["gtpo"]
-    undisturbed = tmp_path / "undisturbed"
-    killed = tmp_path / "killed"
-    new = ("--model", str(tiny), "--dataset", "arithmetic", *flags[:-4], "--save_steps", "2", "--max_steps", "2")
-    for run in (undisturbed, killed):
-        run_script(tmp_path, script, *new, "--output_dir", run.name)
-    more = ("--max_steps", "12", "--resume")
-    run_script(tmp_path, script, *more, "undisturbed")
-    first = (killed / "adapter" / "adapter_model.safetensors").read_bytes()
-    run_script(tmp_path, script, *more, "killed", before=KILL, code=-signal.SIGKILL)
-    [earlier] = killed.glob("adapter*")
-    assert earlier.name == "adapter-step-2" and (earlier / "adapter_model.safetensors").read_bytes() == first
-    for words in (
-        ["evaluate.py", "--benchmarks", "arithmetic", "--k", "1", "--runs", "killed"],
-        [script, "--dataset", "arithmetic", "--output_dir", "new", "--model", "killed"],
-    ):
-        ended = run_script(tmp_path, *words, code=2)
-        assert "killed is not finished (killed/adapter-step-2 is from before it was resumed)" in ended.stderr
-    run_script(tmp_path, script, *more, "killed")
-    assert same_weights(adapter_of(undisturbed / "adapter"), adapter_of(killed / "adapter"))
-    assert metrics(killed) == metrics(undisturbed)
-    assert {path.name for path in killed.iterdir()} == {path.name for path in undisturbed.iterdir()}

@@ -130,8 +130,7 @@ def clipping(iterations: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [1, 2, ROWS])
-@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize(("iterations", "micro_batch"), [(1, 1), (2, 2), (2, ROWS)])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_grpo_weights_equal_those_of_trl(
     loss_type: str, iterations: int, micro_batch: int, trl_run: Any, train: Any

@@ -59,23 +59,6 @@ def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tm
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"beta": 0.04, "use_bias_correction_kl": True}, "TRL's default is True: set it to False for the KL term"),
-        ({"use_liger_kernel": True}, "leave it out, the loss here never holds the logits"),
-        ({"delta": 2.0}, "TRL's GRPOTrainer has it"),
-        ({"loss_type": "cispo"}, "TRL's GRPOTrainer has it"),
-        ({"loss_type": "gprpo"}, r"TRL has no such loss \(did you mean 'grpo'\?\)"),
-        ({"loss_type": "gspo"}, "TRL has no such loss"),
-        ({"data_seed": 7}, "data_seed = 7 has no effect, or a wrong one: TRL draws the order of the prompts from seed"),
-    ],
-)
-def test_a_refusal_says_what_to_do(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with refused(said):
-        GRPOTrainer.check_settings(config(tmp_path, **settings))
-
-
-@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"temperature": 2.0}, "temperature in generation_kwargs = 2.0 is not temperature = 0.7: set temperature"),
