@@ -16,7 +16,7 @@ help:
 	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, newest, trl, trl-main, trl-suite, avx2"
 	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
-	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
+	@echo "make bench         speed and memory next to TRL and Liger"
 	@echo "make notebooks     execute the notebooks without a GPU and store their outputs: minutes"
 	@echo "make lint, lock    ruff and mypy; the lock files of requirements/"
 	@echo "make repository    URL=https://github.com/OWNER/REPOSITORY, into every file that names it"
@@ -184,8 +184,7 @@ lint: install
 notebooks: install
 	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks
 
-# The head is compared with TRL, Liger and (BENCH_FLAGS="--authors DIR") the authors' code in its own environment, with the
-# newest TRL whose fused head runs on a CPU.
+# The head is compared with TRL and Liger in its own environment, with the newest TRL whose fused head runs on a CPU.
 bench: install .venv-bench/installed
 	.venv-bench/bin/python benchmarks/bench_loss.py $(BENCH_FLAGS)
 	$(BIN)/python benchmarks/bench_step.py --threads 2

@@ -1,8 +1,7 @@
-"""Time, memory and accuracy of the head and the objective: ours, TRL's, Liger's, the authors', and bare matmuls.
+"""Time, memory and accuracy of the head and the objective: ours, TRL's, Liger's, and bare matmuls.
 
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
-    python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
@@ -14,22 +13,11 @@ the two matmuls of the head alone, tile by tile, with the best of several tile s
 """
 
 import argparse
-import ast
-import contextlib
-import datetime
-import io
 import json
 import os
-import platform
-import re
-import statistics
-import subprocess
 import sys
-import time
-import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +30,7 @@ limit_openmp_spinning(os.environ)  # as the scripts do, before PyTorch is import
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from timing import added_mib, medians, origin, peak_in_own_process, provenance  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
@@ -53,9 +42,9 @@ PEERS = {
     "trl logits": "TRL, logits path",
     "trl fused": "TRL, fused head",
     "liger": "Liger, fused linear GRPO",
-    "authors": "authors' functions, eager",
 }
-NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls"}
+STORED_ONLY = {"authors": "authors' functions, eager"}  # in results/benchmarks/
+NAMES = {OURS: "ours", **PEERS, **STORED_ONLY, LIMIT: "limit: two matmuls"}
 CONFIDENT = 0.99
 
 
@@ -160,33 +149,6 @@ def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
     return hidden.grad
 
 
-def authors_module(checkout: str) -> types.SimpleNamespace:
-    """The functions of their gtpo/gtpo_training.py, without its imports: TRL no longer has some of the names."""
-    source = (Path(checkout) / "gtpo" / "gtpo_training.py").read_text()
-    wanted = {"compute_completion_stats", "build_conflict_mask", "gtpo_compute_loss", "UnslothEfficientGTPO"}
-    body: list[ast.stmt] = [ast.ImportFrom("__future__", [ast.alias("annotations")], 0)]
-    for node in ast.parse(source).body:
-        is_constant = isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant)
-        if is_constant or getattr(node, "name", None) in wanted:
-            body.append(node)
-    names: dict[str, Any] = {"torch": torch, "Tuple": tuple, "wandb": types.SimpleNamespace(run=None)}
-    module = ast.fix_missing_locations(ast.Module(body, []))
-    exec(compile(module, "gtpo_training.py", "exec"), names)
-    return types.SimpleNamespace(**names)
-
-
-def authors_step(case: Case, authors: Any) -> Tensor:
-    """On L + 1 hidden states, as their trainer passes them; the reference's hidden states are given, its logits not."""
-    hidden = F.pad(case.hidden.detach(), (0, 0, 0, 1)).requires_grad_()
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints every mask
-        loss, *_ = authors.UnslothEfficientGTPO.apply(
-            hidden[None], hidden[None].detach(), case.weight, case.ids[None], case.mask[None], case.advantages,
-            case.advantages, 0.0, None, 1,
-        )  # fmt: skip
-        # Its backward returns 13 gradients for 10 inputs, which current PyTorch refuses: read its saved tensor instead.
-        return loss.grad_fn.saved_tensors[0][0, :, :-1]
-
-
 def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
     hidden = case.hidden.flatten(0, 1)
     gradient = torch.empty_like(hidden)
@@ -206,16 +168,11 @@ LIMIT_TILES = {  # (rows, columns) to try; the first are those of our head
 Step = Callable[[], Tensor]  # the gradient with respect to the hidden states
 
 
-def implementations(case: Case, authors: str | None, only: str | None = None) -> tuple[dict[str, Step], dict[str, str]]:
+def implementations(case: Case, only: str | None = None) -> tuple[dict[str, Step], dict[str, str]]:
     """Steps by name, and the reason for those that cannot run."""
     steps = library_steps(case)
     steps[OURS] = lambda: gtpo_step(our_head, case)
     reasons = {}
-    if authors is None:
-        reasons["authors"] = "no --authors DIR: their code is not a package"
-    else:
-        module = authors_module(authors)
-        steps["authors"] = lambda: authors_step(case, module)
     few = case.first(2, tokens=4)
     small = few._replace(weight=case.weight[:64], ids=few.ids % 64)
     for name, attempt in library_steps(small).items():
@@ -241,32 +198,6 @@ def library_steps(case: Case) -> dict[str, Step]:
 # Time
 
 
-def seconds_of(step: Callable[[], object], device: str) -> float:
-    """CPU seconds of one thread, the wall time of several, or the time between two CUDA events."""
-    if device == "cuda":
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step()
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop) / 1e3
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    begin = clock()
-    step()
-    return clock() - begin
-
-
-def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
-    """Median seconds by step, over interleaved rounds."""
-    for step in steps.values():
-        step()  # warm-up: libraries are loaded, kernels compiled
-    seconds: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            seconds.setdefault(name, []).append(seconds_of(step, device))
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, float]:
     """Median seconds of each step, and of the limit with its best tiles."""
     limits = {f"{LIMIT} {tile}": partial(limit_step, case, tile) for tile in LIMIT_TILES[device]}
@@ -278,43 +209,13 @@ def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) 
 # Memory
 
 
-def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
-    """MiB that one step adds, measured in a fresh process."""
-    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--threads", str(args.threads)]
-    for flag in ("device", "group", "length"):
-        command += [f"--{flag}", str(getattr(args, flag))]
-    if args.authors:
-        command += ["--authors", args.authors]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.split()[-1])
-
-
 def peak(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that one step adds in this process."""
     case = make_case(shape, args.group, args.length, args.device)
-    few = case.first(2, tokens=4)
-    steps, _ = implementations(few, args.authors, only=name)
-    steps[name]()  # loads the libraries
-    steps, _ = implementations(case, args.authors, only=name)
-    step = steps[name]
-    if args.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        kept = step()
-        del kept
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
-    before = status_kib("VmRSS")
-    kept = step()
-    grown = status_kib("VmHWM") - before
-    del kept
-    return grown / 2**10
-
-
-def status_kib(key: str) -> int:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (kib,) = re.findall(rf"^{key}:\s+(\d+) kB", status, re.MULTILINE)
-    return int(kib)
+    few, _ = implementations(case.first(2, tokens=4), only=name)
+    few[name]()  # loads the libraries
+    steps, _ = implementations(case, only=name)
+    return added_mib(steps[name], args.device)
 
 
 # Accuracy
@@ -367,63 +268,27 @@ def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor,
 # Results and tables
 
 
-def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None) -> dict[str, Any]:
-    """Command (with DIR in place of ``hidden``, a local directory), date, revision, machine and versions of a run."""
-
-    def git(*command: str) -> str:
-        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    def version(package: str) -> str | None:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(package)
-        return None
-
-    argv = ["DIR" if argument == hidden else argument for argument in sys.argv[1:]]
-    if device == "cuda":
-        machine = torch.cuda.get_device_name()
-    else:
-        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        (machine, *_) = re.findall(r"^model name\s*: (.*)", cpu, re.MULTILINE)
-        if torch.cpu._is_amx_tile_supported():
-            machine += ", AMX"
-    revision = git("rev-parse", "--short", "HEAD")
-    if git("status", "--porcelain"):
-        revision += "-dirty"
-    return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *argv]),
-        "date": datetime.date.today().isoformat(),
-        "revision": revision,
-        "machine": machine,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-    }
-
-
-def origin(result: Mapping[str, Any]) -> str:
-    """The line below a table: machine, versions, date, revision and command."""
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    machine = f"{result['machine']}, {result['threads']} thread(s)"
-    revision = f"{result['date']}, revision {result['revision']}"
-    return f"{machine}; {versions}; {revision}: `{result['command']}`"
+def peak_of(name: str, shape: str, args: argparse.Namespace) -> float:
+    flags = ("device", "group", "length", "threads")
+    return peak_in_own_process(__file__, name, {"shapes": shape} | {flag: getattr(args, flag) for flag in flags})
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Times, errors and peaks of every shape, and our peak with the vocabulary of Llama."""
-    sources = provenance(args.device, ("torch", "trl", "liger-kernel", "transformers"), hidden=args.authors)
+    sources = provenance(("torch", "trl", "liger-kernel", "transformers"), args.device)
     shapes = {}
     for shape in args.shapes:
         case = make_case(shape, args.group, args.length, args.device)
-        steps, reasons = implementations(case, args.authors)
+        steps, reasons = implementations(case)
         shapes[shape] = {
             "seconds": time_shape(case, steps, args.rounds, args.device),
             "reasons": reasons,
             "accuracy": accuracy(case.first(2), list(steps)),
-            "peak_mib": {name: peak_in_own_process(name, shape, args) for name in steps},
+            "peak_mib": {name: peak_of(name, shape, args) for name in steps},
         }
         print(f"{shape}: {shapes[shape]}", file=sys.stderr)
     dtype, width, _ = args.shapes[0].split(":")
-    peak_of_llama = peak_in_own_process(OURS, f"{dtype}:{width}:128256", args)
+    peak_of_llama = peak_of(OURS, f"{dtype}:{width}:128256", args)
     return {
         **sources,
         "group": args.group,
@@ -483,7 +348,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -492,8 +356,6 @@ def main() -> None:
         print(markdown(json.loads(args.markdown.read_text())))
         return
     torch.set_num_threads(args.threads)
-    if args.authors:
-        torch.compiler.set_stance("force_eager")
     if args.peak:
         print(peak(args.peak, args.shapes[0], args))
         return

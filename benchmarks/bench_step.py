@@ -3,7 +3,6 @@
     python benchmarks/bench_step.py                                       # SmolLM2-135M's shape: minutes
     python benchmarks/bench_step.py --models tiny --length 16             # half a minute
     python benchmarks/bench_step.py --models smollm2-135m --length 64 --threads 2
-    python benchmarks/bench_step.py --models smollm2-135m qwen2.5-0.5b --packing    # rows with prompts of their own
     python benchmarks/bench_step.py --markdown results/benchmarks/step_smollm2.json   # the table of a run
 
 Both train on the same canned completions, with random float32 weights and LoRA on every linear layer. Phases:
@@ -16,16 +15,14 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_loss import ROOT, medians, origin, provenance, status_kib
+from timing import ROOT, added_mib, medians, origin, peak_in_own_process, provenance
 
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also disables its telemetry
@@ -38,8 +35,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from examples.tiny_base import save_untrained_tiny
 from gtpo.arguments import GTPOArguments
-from gtpo.forward.attention import share_keys
-from gtpo.forward.hidden_states import hidden_states_packed, hidden_states_per_completion
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import conflict_mask
 
@@ -51,13 +46,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 384,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
-    },
-    "30m": {
-        "vocab_size": 20480,
-        "hidden_size": 384,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 6,
     },
     "smollm2-135m": {  # config.json of SmolLM2-135M-Instruct
         "vocab_size": 49152,
@@ -151,13 +139,10 @@ def make_trainer(name: str, model: Any, directory: Path, group: int, length: int
     return trainer
 
 
-def random_model(shape: str, layers: int | None = None) -> Any:
+def random_model(shape: str) -> Any:
     """A model with random weights and a LoRA adapter that is not the identity."""
     torch.manual_seed(0)
-    config = config_of_shape(shape)
-    if layers:
-        config.num_hidden_layers = layers
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config_of_shape(shape), dtype=torch.float32)
     return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False))
 
 
@@ -211,7 +196,10 @@ def gradient_of(model: Any) -> torch.Tensor:
 
 def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Median seconds of each phase by trainer, and the gradient's distance to that of whole rows."""
-    peaks = {name: peak_in_own_process(name, shape, args) for name in TRAINERS}  # while this process is small
+    flags = {flag: getattr(args, flag) for flag in ("group", "prompt", "length", "threads")}
+    peaks = {}
+    for name in TRAINERS:
+        peaks[name] = peak_in_own_process(__file__, name, {"models": shape, **flags})  # while this process is small
     batch = scored_batch(args.group, args.prompt, args.length)
     model = random_model(shape)  # one for both: neither is faster by its place in memory
     trainers = {name: make_trainer(name, model, directory, args.group, args.length) for name in TRAINERS}
@@ -237,61 +225,13 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     }
 
 
-def time_packing(shape: str, rounds: int) -> dict[str, Any]:
-    """Median seconds of forward and backward through one layer, for rows that share no prompt.
-
-    120 to 180 tokens of a prompt, 30 to 400 of a completion. *Packed*: one row, which Transformers' masks split where
-    the positions start again.
-    """
-    model = random_model(shape, layers=1).train()
-    generator = torch.Generator().manual_seed(0)
-    share_keys(model.get_base_model())
-    forward = partial(model, logits_to_keep=1)
-    decoder = model.get_base_model().get_decoder()
-    batch = {}
-    for part, least, most in (("prompt", 120, 180), ("completion", 30, 400)):
-        lengths = torch.randint(least, most + 1, (GROUP, 1), generator=generator)
-        width = int(lengths.max())
-        batch[f"{part}_ids"] = torch.randint(3, 512, (GROUP, width), generator=generator)
-        batch[f"{part}_mask"] = (torch.arange(width) < lengths).long()
-    rows = [{name: part[row : row + 1] for name, part in batch.items()} for row in range(GROUP)]
-    ways = {
-        "padded": lambda: hidden_states_per_completion(forward, decoder, batch),
-        "packed": lambda: hidden_states_packed(forward, decoder, batch),
-        "one by one": lambda: torch.cat([hidden_states_per_completion(forward, decoder, row) for row in rows]),
-    }
-    gradients = {}
-
-    def step(name: str) -> None:
-        model.zero_grad()
-        states = ways[name]()  # normalized: the sum of their squares has no gradient
-        states.backward(torch.linspace(-1, 1, states.numel()).view_as(states))
-        gradients[name] = gradient_of(model)
-
-    seconds = medians({name: partial(step, name) for name in ways}, rounds, "cpu")
-    error = (gradients["packed"] - gradients["one by one"]).norm() / gradients["one by one"].norm()
-    tokens = batch["prompt_mask"].sum() + batch["completion_mask"].sum()
-    return {"tokens": int(tokens), "seconds": seconds, "gradient_error": error.item()}
-
-
-def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
-    """MiB that forward and backward add, measured in a fresh process."""
-    command = [sys.executable, __file__, "--peak", name, "--models", shape]
-    for flag in ("group", "prompt", "length", "threads"):
-        command += [f"--{flag}", str(getattr(args, flag))]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
 def peak(name: str, shape: str, directory: Path, args: argparse.Namespace) -> float:
     trainer = make_trainer(name, random_model(shape), directory, args.group, args.length)
     phases_of(trainer, scored_batch(args.group, 8, 8))["forward and backward"]()  # loads libraries
     step = phases_of(trainer, scored_batch(args.group, args.prompt, args.length))["forward and backward"]
     if name == "gtpo":
         trainer._route.is_verified = True  # without the test of the first batch, which runs whole rows
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
-    before = status_kib("VmRSS")
-    step()
-    return (status_kib("VmHWM") - before) / 2**10
+    return added_mib(step, "cpu")
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -336,7 +276,6 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--packing", action="store_true", help="only padded and packed rows, one layer")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
     parser.add_argument("--peak", choices=TRAINERS, help=argparse.SUPPRESS)
@@ -350,7 +289,7 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     disable_progress_bar()
-    sources = provenance("cpu", ("torch", "trl", "transformers", "peft"))
+    sources = provenance(("torch", "trl", "transformers", "peft"))
     models: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
@@ -359,19 +298,15 @@ def main() -> None:
             print(peak(args.peak, args.models[0], directory, args))
             return
         for shape in args.models:
-            models[shape] = time_packing(shape, args.rounds) if args.packing else time_phases(shape, directory, args)
-    if args.packing:
-        result = {**sources, "models": models, "group": GROUP}
-        print(json.dumps(models, indent=1))
-    else:
-        result = {
-            **sources,
-            "length": args.length,
-            "models": models,
-            "group": args.group,
-            "prompt": args.prompt,
-        }
-        print(markdown(result))
+            models[shape] = time_phases(shape, directory, args)
+    result = {
+        **sources,
+        "length": args.length,
+        "models": models,
+        "group": args.group,
+        "prompt": args.prompt,
+    }
+    print(markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)

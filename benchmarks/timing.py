@@ -1,0 +1,112 @@
+"""The timer of the benchmarks, their peaks of memory, and where a result comes from."""
+
+import contextlib
+import datetime
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def seconds_of(step: Callable[[], object], device: str) -> float:
+    """CPU seconds of one thread, the wall time of several, or the time between two CUDA events."""
+    if device == "cuda":
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / 1e3
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    step()
+    return clock() - begin
+
+
+def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+    """Median seconds by step, over interleaved rounds."""
+    for step in steps.values():
+        step()  # warm-up: libraries are loaded, kernels compiled
+    seconds: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds.setdefault(name, []).append(seconds_of(step, device))
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_in_own_process(script: str, name: str, flags: Mapping[str, Any]) -> float:
+    """MiB that a step of a benchmark adds, measured in a fresh process."""
+    command = [sys.executable, script, "--peak", name]
+    for flag, value in flags.items():
+        command += [f"--{flag}", str(value)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def added_mib(step: Callable[[], object], device: str) -> float:
+    """MiB that a step adds at its peak, in this process."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
+    before = status_kib("VmRSS")
+    step()
+    return (status_kib("VmHWM") - before) / 2**10
+
+
+def status_kib(key: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (kib,) = re.findall(rf"^{key}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(kib)
+
+
+def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]:
+    """Command, date, revision, machine and versions of a run."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    def version(package: str) -> str | None:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+        return None
+
+    if device == "cuda":
+        machine = torch.cuda.get_device_name()
+    else:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        (machine, *_) = re.findall(r"^model name\s*: (.*)", cpu, re.MULTILINE)
+        if torch.cpu._is_amx_tile_supported():
+            machine += ", AMX"
+    revision = git("rev-parse", "--short", "HEAD")
+    if git("status", "--porcelain"):
+        revision += "-dirty"
+    return {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "revision": revision,
+        "machine": machine,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def origin(result: Mapping[str, Any]) -> str:
+    """The line below a table: machine, versions, date, revision and command."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
+    machine = f"{result['machine']}, {result['threads']} thread(s)"
+    revision = f"{result['date']}, revision {result['revision']}"
+    return f"{machine}; {versions}; {revision}: `{result['command']}`"
