@@ -51,7 +51,7 @@ def test_a_link_is_removed_and_its_target_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_takes_the_place_of_a_file_or_a_link(tmp_path: Path) -> None:
+def test_a_directory_replaces_a_file_or_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
@@ -140,7 +140,7 @@ def test_a_file_is_replaced_at_once(operation: int, tmp_path: Path, audited: Cal
 
 
 @pytest.mark.parametrize("operation", range(6))
-def test_a_directory_is_complete_under_one_of_two_names_when_killed(
+def test_a_killed_replacement_leaves_a_complete_directory(
     operation: int, tmp_path: Path, audited: Callable[[int], list[str]]
 ) -> None:
     directory = tmp_path / "adapter"
@@ -204,7 +204,7 @@ def test_a_named_pipe_is_refused(name: str, tmp_path: Path, pipe: Callable[[Path
         READERS[name](tmp_path)
 
 
-def test_a_named_pipe_is_a_damaged_manifest_and_no_table(tmp_path: Path, pipe: Callable[[Path], None]) -> None:
+def test_a_named_pipe_is_no_manifest_and_no_table(tmp_path: Path, pipe: Callable[[Path], None]) -> None:
     run = RunDirectory(tmp_path)
     for path in (run.checkpoint(1) / "files.json", run.completions / "1.parquet", run.completions / "held_out_1.json"):
         path.parent.mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ def test_the_wheel_and_the_copied_file_train(wheel: Path, tmp_path: Path) -> Non
     assert trained == ["gtpo", "gtpo_trl"]
 
 
-def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
+def test_the_gpu_pins_are_those_of_the_requirements() -> None:
     from gtpo.models.backend import GPU_PACKAGES
 
     assert GPU_PACKAGES.items() <= dict(line.split("==") for line in pins("gpu")).items()

@@ -151,7 +151,7 @@ def test_the_ground_imports_the_ground_alone() -> None:
     assert not [(module, name) for module in GROUND for name in imports(module, anywhere=True) & MODULES - GROUND]
 
 
-def test_every_module_is_in_a_room_or_of_the_ground() -> None:
+def test_every_module_has_a_room() -> None:
     assert {module for module in PACKAGE if not room_of(module)} == GROUND - {"gtpo_loss"} | {"gtpo"}
     assert len(list((ROOT / "gtpo").glob("*.py"))) <= 8
 
@@ -182,7 +182,7 @@ def test_the_one_file_is_short() -> None:
     assert len((ROOT / "gtpo_loss.py").read_text().splitlines()) <= 400
 
 
-def test_the_package_knows_neither_paper_nor_study_and_the_paper_no_study() -> None:
+def test_package_paper_and_study_import_downwards() -> None:
     used = {module: {name.partition(".")[0] for name in imports(module, anywhere=True)} for module in MODULES}
     assert not [module for module in PACKAGE if used[module] & {"paper", "study"}]
     assert not [module for module in MODULES if "study" in used[module]]
@@ -202,7 +202,7 @@ def test_scripts_are_short() -> None:
     assert all(length <= 50 for length in lengths.values()), lengths
 
 
-def test_nothing_imports_a_script_and_the_library_imports_no_rewards() -> None:
+def test_nothing_imports_a_script_or_rewards() -> None:
     leaves = {(module, name) for module in MODULES for name in imports(module, anywhere=True) & SCRIPTS}
     assert not leaves
     assert not {module for module in PACKAGE if "rewards" in imports(module, anywhere=True)}
@@ -276,7 +276,7 @@ def test_libraries_do_not_print() -> None:
 
 
 @pytest.mark.slow
-def test_the_root_shadows_no_package_and_light_modules_stay_light() -> None:
+def test_the_root_shadows_no_package() -> None:
     """evaluate.py has the name of a Hugging Face package: transformers, peft and trl import all the same."""
     code = """
 import sys

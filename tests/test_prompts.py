@@ -65,7 +65,7 @@ def test_files_are_read_when_the_settings_are(here: Path) -> None:
     }
 
 
-def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_path: Path) -> None:
+def test_training_stores_the_prompt_and_template_arguments(tmp_path: Path) -> None:
     argv = ["--model", "tiny", "--tags", THINK, "--chat_template_kwargs", '{"enable_thinking": false}']
     for method in ("grpo", "sft"):
         settings = parsed(*argv, "--output_dir", str(tmp_path), method=method)
@@ -91,7 +91,7 @@ def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_pat
         (("--tags", THINK), None),
     ],
 )
-def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
+def test_a_system_prompt_without_tags_is_a_warning(
     flags: tuple[str, ...], missing: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     parsed("--model", "tiny", "--output_dir", str(tmp_path), *flags, method="grpo")

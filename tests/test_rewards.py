@@ -66,7 +66,7 @@ def test_format_of_random_text(pieces: list[str]) -> None:
     assert format_reward([text]) == [score_format(text)]
 
 
-def test_rewards_are_logged_as_a_mean_in_percent_of_the_maximum() -> None:
+def test_rewards_are_logged_in_percent() -> None:
     logged: dict[str, float] = {}
     good = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
     format_reward([good, "<answer>18</answer>", "18", ""], log_metric=logged.__setitem__)  # 10, 1, 0, 0

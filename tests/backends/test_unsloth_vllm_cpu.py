@@ -200,7 +200,7 @@ def test_16_bit_weights_train_by_one_flag(start: RunScript, work: Path) -> None:
         assert not same_weights(before, after)
 
 
-def test_a_model_quantized_before_trains_as_one_quantized_while_it_is_loaded(train: Train) -> None:
+def test_a_prequantized_model_trains_the_same(train: Train) -> None:
     assert metrics_of(train(PREQUANTIZED)) == metrics_of(train(LLAMA))
     assert metrics_of(train(DYNAMIC))[1:] != metrics_of(train(LLAMA))[1:]
 
@@ -275,7 +275,7 @@ def test_a_killed_run_resumes_to_the_same_bits(train: Train, resume: Resume) -> 
     assert same_weights(adapter_of(run / "adapter"), adapter_of(train(LLAMA) / "adapter"))
 
 
-def test_an_adapter_that_the_sampler_does_not_get_stops_the_run(resume: Resume) -> None:
+def test_an_adapter_not_handed_over_stops_the_run(resume: Resume) -> None:
     loads_nothing = "from unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None"
     run, done = resume(before=loads_nothing, code=1)
     assert "rollouts do not come from the adapter at step 2" in done.stderr.splitlines()[-1]
@@ -337,7 +337,7 @@ def light(
     return run
 
 
-def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path: Path) -> None:
+def test_every_stage_runs_in_miniature_once(light: Any, tmp_path: Path) -> None:
     stages = light()
     assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(stages, "passed"), stages
     assert read_json(tmp_path / "report" / "cpu.json")["stages"] == stages

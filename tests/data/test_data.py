@@ -306,7 +306,7 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
     assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
 
 
-def test_the_directory_of_the_files_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n")
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n" * 2)
@@ -327,9 +327,7 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
-    name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_counts_rows_without_the_hub(name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
     planned = load_train(DataArguments(name), dry_run=True)
     rows = load_train(DataArguments(name, data_dir=str(data_dir)), dry_run=True)

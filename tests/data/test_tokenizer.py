@@ -97,7 +97,7 @@ def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.L
     assert loaded.chat_template == CHATML
 
 
-def test_a_token_without_a_row_in_the_embedding_does_not_pad() -> None:
+def test_a_token_without_embedding_does_not_pad() -> None:
     tokenizer = byte_level(["</s>", "<a>", "<pad>"], eos_token="</s>")
     prepare_tokenizer(tokenizer, "some/model", vocab_size=len(tokenizer) - 1)
     assert tokenizer.pad_token == "<a>"
@@ -192,7 +192,7 @@ def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("template", [GEMMA, DROPS_SYSTEM], ids=["raises", "drops it"])
-def test_without_a_system_role_the_system_text_begins_the_first_question(
+def test_without_a_system_role_its_text_begins_the_question(
     template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = byte_level(
@@ -223,7 +223,7 @@ def test_without_a_template_the_prompt_is_plain_text(caplog: pytest.LogCaptureFi
     assert full == prompt + "4<eos>"  # what SFT learns ends the completion
 
 
-def test_the_plain_template_begins_with_bos_where_the_tokenizer_does() -> None:
+def test_the_plain_template_begins_with_bos_too() -> None:
     tokenizer = byte_level(["<bos>", "<eos>"], None, bos_token="<bos>", eos_token="<eos>")
     from tokenizers.processors import TemplateProcessing
 
@@ -302,7 +302,7 @@ def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog
     assert "owner/name writes the date" in caplog.text
 
 
-def test_a_date_in_a_format_that_is_computed_is_refused() -> None:
+def test_a_date_of_computed_format_is_refused() -> None:
     template = "{% set how = '%Y' %}{{ strftime_now(how) }}" + CHATML
     tokenizer = byte_level(["<|im_end|>", "<pad>"], template, eos_token="<|im_end|>", pad_token="<pad>")
     with refused("--chat_template"):

@@ -69,9 +69,7 @@ def test_texts_of_a_missing_answer() -> None:
 UNREADABLE = ["NaN", "nan", "N/A", "n/a", "NA", "None", "null", "NULL", "<NA>", "-", "?", "...", " ", "x" * 1001, "((("]
 
 
-def test_rows_without_a_gold_answer_are_dropped_alike_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     golds = ["5", *UNREADABLE, "Na"]
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold} for gold in golds]))
     assert load_train(data)["answer"][:] == ["5", "Na"]
@@ -105,7 +103,7 @@ def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplo
 NESTED = {"ground_truth": "5", "style": "rule"}
 
 
-def test_a_dotted_name_is_a_field_of_the_objects_in_a_column(tmp_path: Path) -> None:
+def test_a_dotted_name_is_a_field(tmp_path: Path) -> None:
     rows = [
         {"extra": {"q": {"text": "2+3?"}}, "reward_model": NESTED},
         {"extra": {"q": {"text": "b"}}, "reward_model": None},

@@ -54,7 +54,7 @@ def test_the_paper_map_names_functions_that_exist() -> None:
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
 
-def test_the_simulated_drift_is_that_of_the_lines_on_the_page() -> None:
+def test_the_simulated_drift_is_that_of_the_page() -> None:
     """With fewer groups: the standard error is 0.002."""
     page = (ROOT / "docs/method.md").read_text()
     code, _, rest = page.partition("```python\n")[2].partition("\nfor case in")

@@ -42,7 +42,7 @@ def sbatch(folder: Path, script: str, *argv: str) -> subprocess.CompletedProcess
     return subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
 
 
-def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(tmp_path: Path) -> None:
+def test_an_element_of_an_array_runs_its_line(tmp_path: Path) -> None:
     lines = tmp_path / "commands.sh"
     lines.write_text("exit 1\n[ -e done ] || echo $UNSLOTH_COMPILE_LOCATION '#' > second; exit 5  # second; 3 hours\n")
     done = sbatch(tmp_path, "array.sbatch", "commands.sh")
@@ -74,7 +74,7 @@ def test_processes_of_a_job_have_the_ranks_of_slurm(tmp_path: Path, monkeypatch:
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
-def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path) -> None:
+def test_the_job_of_skypilot_resumes(tmp_path: Path) -> None:
     """Its line with `echo` instead of Python, before and after a checkpoint."""
     line = f"python() {{ echo $*; }}; {SKY['envs']['LINE']}"
     for expected in ("--overwrite true", "--resume outputs/llama"):

@@ -40,7 +40,7 @@ def installed(tmp_path_factory: TempPathFactory) -> Path:
     return directory
 
 
-def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
+def test_gtpo_in_a_trl_script_under_15_lines(tiny: Path, tmp_path: Path, installed: Path) -> None:
     script, load, inspect = section("A TRL script", "python")
     assert len([line for line in script.splitlines() if line and "import" not in line]) < 15
     cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", per_device_train_batch_size=4, '

@@ -117,7 +117,7 @@ def test_regrade_grades_stored_completions_without_a_model(
         run_evaluate("--regrade", "--output_dir", tmp_path)
 
 
-def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
+def test_your_benchmark_is_evaluated_and_graded_again(
     tiny: Path, here: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')

@@ -40,12 +40,12 @@ def select(*names: str, **flags: Any) -> dict[str, str]:
         *(("data/aime24.jsonl", "aime24.jsonl"), ("owner/aime99", "aime99"), ("openai/gsm8k", "openai-gsm8k")),
     ],
 )
-def test_benchmarks_are_selected_once_and_the_name_of_yours_is_none_of_ours(source: str, name: str) -> None:
+def test_each_benchmark_is_selected_once_under_its_own_name(source: str, name: str) -> None:
     assert select(source) == {name: source}
     assert list(select("math500", source, "math500").items()) == [("math500", "math500"), (name, source)]
 
 
-def test_benchmarks_that_share_a_name_and_flags_for_none_are_refused() -> None:
+def test_equal_names_and_flags_without_benchmark_are_refused() -> None:
     with refused("mine"):
         select("a/mine.csv", "b/mine.csv")
     for flag in ("prompt_column", "answer_column", "split", "dataset_config", "grader"):
@@ -108,7 +108,7 @@ SAMPLED: list[tuple[tuple[float, float], tuple[float, float], list[str]]] = [
 
 @mark.parametrize(("trained", "asked", "said"), SAMPLED)
 @mark.parametrize("place", ["adapter", "best"])
-def test_a_run_that_is_sampled_otherwise_than_in_its_training_is_named(
+def test_other_sampling_than_in_training_is_named(
     trained: Sequence[float],
     asked: Sequence[float],
     said: list[str],
@@ -126,7 +126,7 @@ def test_a_run_that_is_sampled_otherwise_than_in_its_training_is_named(
     assert caplog.messages == [f"outputs/older/{place} was trained with {text}" for text in said]
 
 
-def test_a_run_that_is_called_like_its_base_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:
+def test_a_run_called_like_its_base_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     """Both would be stored in base-NAME/, and --overwrite would show the run's scores twice."""
     name = f"base-{tiny.name}"
     (outputs / "older").rename(outputs / name)
@@ -185,7 +185,7 @@ def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Te
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
 
 
-def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(
+def test_regrade_reads_the_stored_or_given_data_directory(
     store: Store, texts_by_hand: Texts, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     path = store(texts_by_hand)
@@ -200,7 +200,7 @@ def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(
     assert read == ["was", "is"]
 
 
-def test_regrade_names_completions_of_an_adapter_that_was_trained_again(
+def test_regrade_names_an_adapter_that_was_trained_again(
     store: Store, texts_by_hand: Texts, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     path = store(texts_by_hand)

@@ -24,7 +24,7 @@ def test_verdicts_of_both_graders(gold: str, answer: str, ours: bool, theirs: bo
     assert not math_verify_accepts(None, gold)
 
 
-def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> None:
+def test_it_agrees_on_the_answers_of_lm_evaluation_harness() -> None:
     """The constructed completions of benchmarks/harness/README.md: 413 of 416, and these are the others."""
     differ = []
     rows = read_lines(ROOT / "tests/stored/harness/completions.jsonl")
@@ -37,9 +37,7 @@ def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> Non
     assert sorted(differ) == [(r"\left and \right", False), ("a/b for a fraction", False), ("two answers", True)]
 
 
-def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run(
-    monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
+def test_answers_over_the_limit_are_counted_and_none_runs(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 0.3)
     before = timeouts()
     for _ in range(2):
@@ -61,7 +59,7 @@ def test_the_problems_are_those_of_our_grader(here: Path) -> None:
         assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
-def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
+def test_scores_and_table_name_the_grader(
     store: Callable[..., Path], tmp_path: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     gold = load_benchmark("arithmetic")[0].gold

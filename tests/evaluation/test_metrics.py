@@ -95,7 +95,7 @@ def exact_limit(successes: int, n: int) -> float:
 
 
 @mark.parametrize("n", [1, 3, 30, 1319])
-def test_the_interval_of_equal_scores_is_exact_and_no_point(n: int) -> None:
+def test_the_interval_of_equal_scores_is_exact(n: int) -> None:
     limit = exact_limit(0, n)
     assert bootstrap_interval([0.0] * n) == approx((0, limit))
     assert bootstrap_interval([1.0] * n) == approx((1 - limit, 1))

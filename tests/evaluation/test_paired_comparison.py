@@ -99,7 +99,7 @@ def test_seeds_by_hand() -> None:
     )
 
 
-def test_one_seed_has_no_error_and_control_characters_are_escaped() -> None:
+def test_one_seed_has_no_error() -> None:
     found = compared(entry("a\x1b[2J", ["10"]), entry("b", ["11"]))["pass@1"]
     assert all(map(math.isnan, found.errors))
     screen = format_comparisons([found])
@@ -122,7 +122,7 @@ def with_problems(entry: Entry, *changes: dict[str, Any]) -> Entry:
     return replace(entry, per_problem=changed)
 
 
-def test_equal_means_of_other_sums_are_ties_and_the_majority_is_that_of_the_smaller_k() -> None:
+def test_equal_means_are_ties_at_the_smaller_k() -> None:
     """The means of (0, 0, 0.3) and (0, 0.1, 0.2) differ in the last bit. maj@1, 2, 4 of a; maj@1, 2, 4, 8 of b."""
     first, second = (
         [entry(f"{name}-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate(counts)]
@@ -135,7 +135,7 @@ def test_equal_means_of_other_sums_are_ties_and_the_majority_is_that_of_the_smal
     assert [side.tolist() for side in compared(a, b)["maj@4"].per_problem] == [[1, 0], [0, 1]]
 
 
-def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: LogCaptureFixture) -> None:
+def test_incomparable_sides_are_refused_and_differences_named(caplog: LogCaptureFixture) -> None:
     a = entry("a", ["10", "11"])
     b = entry("b", ["10", "11"])
     for other in (
@@ -187,7 +187,7 @@ def test_evaluations_output_directories_and_runs(here: Path) -> None:
         find_sides(["nothing"], "outputs/evaluation")
 
 
-def test_scores_of_an_adapter_that_was_trained_again_are_named(here: Path, caplog: LogCaptureFixture) -> None:
+def test_scores_of_a_retrained_adapter_are_named(here: Path, caplog: LogCaptureFixture) -> None:
     adapter = here / "outputs" / "a" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_model.safetensors").write_text("first")
@@ -222,7 +222,7 @@ def trained(directory: Path, name: str, **changed: Any) -> Entry:
     return entry(name, ["10", "01"], origin=Origin("some/model", str(run.adapter)))
 
 
-def test_a_difference_of_the_training_is_named_in_one_line(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+def test_a_difference_of_training_is_named(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     first = trained(tmp_path, "a")
     like = {"gamma": 0.1, "seed": 2, "output_dir": "b", "model": "Qwen/Qwen2.5-3B-Instruct"}
     like |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
@@ -235,7 +235,7 @@ def test_a_difference_of_the_training_is_named_in_one_line(tmp_path: Path, caplo
     assert message == f"a and c were also trained with different {expected}loss_type (grpo, dapo)"
 
 
-def test_a_setting_that_one_method_lacks_and_a_base_are_no_difference(tmp_path: Path) -> None:
+def test_a_setting_of_one_method_is_no_difference(tmp_path: Path) -> None:
     sft = {name: value for name, value in TRAINED.items() if name != "num_generations"}
     run = fake_run(tmp_path / "sft", sft, saved=["adapter"])
     other = fake_run(tmp_path / "a", TRAINED)
@@ -261,9 +261,7 @@ APART = {
 
 
 @mark.parametrize("case", APART)
-def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(
-    case: str, tmp_path: Path, caplog: LogCaptureFixture
-) -> None:
+def test_runs_with_other_settings_are_not_pooled(case: str, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     """In tables of evaluate.py, and in figures, whose reader names them."""
     changed, named = APART[case]
     common = {"max_steps": 1, "dataset": "gsm8k", "limit": None}

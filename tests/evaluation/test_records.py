@@ -22,7 +22,7 @@ def test_an_entry_is_written_as_it_was_read() -> None:
     assert Entry.read(earlier).write() == earlier | {"data": {}, "dropped": {}, "graded_by": {}}
 
 
-def test_settings_are_written_as_they_were_read_and_judge_is_a_name_of_grader() -> None:
+def test_settings_are_written_as_read_and_judge_is_grader() -> None:
     line = {"settings": STORED["settings"], "about": ABOUT}
     assert json.dumps(Head.read(line).write()) == json.dumps(line)
     judged = {"source": "mine.csv", "judge": "own.py:f"}

@@ -110,7 +110,7 @@ def with_generation_config(tiny: Path, model: Path, **changes: object) -> Path:
     return model
 
 
-def test_a_completion_ends_at_any_end_token_of_the_generation_config(tiny: Path, tmp_path: Path) -> None:
+def test_any_end_token_ends_a_completion(tiny: Path, tmp_path: Path) -> None:
     free = run_sampler(tiny, GREEDY)
     first = (ROWS[0].id, 0)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
@@ -186,7 +186,7 @@ def test_the_backend_follows_from_gpu_and_model(monkeypatch: MonkeyPatch) -> Non
     assert choose_sampler("vllm", tiny=False) == choose_sampler("auto", tiny=False) == "vllm"
 
 
-def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: MonkeyPatch) -> None:
+def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) -> None:
     """On a fake engine; tests/backends/test_vllm_cpu.py runs the real one. Completions are returned as they finish."""
     started: list[dict] = []
     submitted: list[dict] = []

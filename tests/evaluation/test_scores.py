@@ -124,9 +124,7 @@ def test_an_empty_answer_block_is_unreadable(store: Store) -> None:
     assert graded(store, *texts).scores["unreadable"] == 75.0
 
 
-def test_a_completion_above_its_time_budget_is_wrong_and_counted(
-    store: Store, texts_by_hand: Texts, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_late_completion_is_wrong_and_counted(store: Store, texts_by_hand: Texts, monkeypatch: MonkeyPatch) -> None:
     gold = load_benchmark("arithmetic")[0].gold
     texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
     path = store(texts_by_hand)
@@ -138,7 +136,7 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
         assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
 
 
-def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
+def test_results_keep_entries_of_simultaneous_evaluations(
     store: Store, texts_by_hand: Texts, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """The second ends after the first has read the stored scores, and before the first writes results.json."""
@@ -165,7 +163,7 @@ def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     assert results.read_text() == '{"mine": 1}'
 
 
-def test_completions_are_graded_by_the_tags_they_were_sampled_with(store: Store, texts_by_hand: Texts) -> None:
+def test_completions_are_graded_by_their_own_tags(store: Store, texts_by_hand: Texts) -> None:
     """With other tags than the paper's, the same texts get the same scores."""
     problems = Problems(load_benchmark("arithmetic")[:3])
     path = store(texts_by_hand)

@@ -108,9 +108,7 @@ def test_completions_that_another_file_grades_name_it(tmp_path: Path) -> None:
         ({"problems_hash": "0ea2"}, ["problems_hash"]),
     ],
 )
-def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(
-    changes: dict[str, Any], named: list[str], tmp_path: Path
-) -> None:
+def test_changed_settings_are_refused_by_name(changes: dict[str, Any], named: list[str], tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     content = fill(path)
     scores_path(path).write_text("{}")
@@ -157,7 +155,7 @@ def test_completions_of_fewer_problems_and_samples_are_kept(larger: tuple[int, i
     assert large.path.read_bytes() == content
 
 
-def test_a_smaller_k_takes_the_first_samples_and_a_larger_one_again_all(here: Path) -> None:
+def test_a_smaller_k_takes_the_first_samples(here: Path) -> None:
     few = of_size(3, 2)
     run_job(of_size(3, 5), Sampling(k=5, max_new_tokens=9), Canned)
     stored = few.path.read_bytes()
@@ -173,7 +171,7 @@ def test_a_smaller_k_takes_the_first_samples_and_a_larger_one_again_all(here: Pa
 STORED = ROOT / "tests" / "stored" / "evaluation_of_eada378"
 
 
-def test_an_evaluation_of_revision_eada378_is_read_graded_again_compared_and_continued(
+def test_an_evaluation_of_revision_eada378_can_be_used(
     tmp_path: Path, run_evaluate: Command, capsys: CaptureFixture[str]
 ) -> None:
     """Its key ``judge`` of the source is read as ``grader``; its (n, c) are those of the strict verdicts."""
@@ -236,9 +234,7 @@ def test_a_damaged_file_is_refused_and_not_changed(
 
 
 @mark.parametrize("change", [{"id": "gsm8k/0"}, {"sample": 3}, {"sample": -1}])
-def test_a_completion_of_another_problem_is_ignored_and_the_missing_one_sampled(
-    tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_a_completion_of_another_problem_is_replaced(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "a.jsonl"
     lines = fill(path).split(b"\n")
     path.write_bytes(b"\n".join(changed(change)(lines)))
@@ -289,7 +285,7 @@ def test_a_file_without_completions_is_created_again(tmp_path: Path) -> None:
     assert find_completion_files(tmp_path, ["a"]) == find_completion_files(tmp_path) == [path]
 
 
-def test_the_adapter_of_a_run_is_saved_in_the_same_bytes_by_every_process(tiny: Path, tmp_path: Path) -> None:
+def test_every_process_saves_the_same_adapter_bytes(tiny: Path, tmp_path: Path) -> None:
     """PEFT keeps the names of modules in sets, whose order depends on the hash seed."""
     policy, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", seed=0)
     policy.save_pretrained(tmp_path)

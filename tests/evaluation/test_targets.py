@@ -75,7 +75,7 @@ def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], chec
         choose_model(find_targets(names, None, checkpoint), None)
 
 
-def test_the_merged_model_of_a_run_is_no_base_model(outputs: Path, tiny: Path) -> None:
+def test_a_merged_model_is_no_base(outputs: Path, tiny: Path) -> None:
     merged = outputs / "older" / "merged"
     assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run
     fake_run(outputs / "older", {"model": "tiny"})
@@ -150,7 +150,7 @@ def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path,
     assert check_base(str(moved), [mine]) == fingerprint(moved)
 
 
-def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
+def test_model_names_a_copy_of_the_base(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
     copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
     with refused("--model"):
@@ -160,7 +160,7 @@ def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path,
 
 
 @mark.parametrize("recorded_by", ["Unsloth", "us"])
-def test_other_weights_than_those_of_a_4bit_copy_are_named(
+def test_other_weights_than_the_4bit_copy_are_named(
     recorded_by: str, outputs: Path, gpu: None, caplog: LogCaptureFixture
 ) -> None:
     """Unsloth alone names its copy as the base; our trainer names the original model, and the copy beside it."""
@@ -216,9 +216,7 @@ def trained(outputs: Path) -> list[Target]:
     return find_targets(["outputs/older", "outputs/demo/newer", "outputs/copied", "base"], None)
 
 
-def test_the_base_has_the_precision_of_training_or_of_the_flag(
-    trained: list[Target], gpu: None, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_base_has_the_precision_of_training(trained: list[Target], gpu: None, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: package == "bitsandbytes")
     in_4bit, in_16bit, elsewhere, base = trained
     assert choose_4bit(None, [in_4bit, base]) is True
@@ -231,7 +229,7 @@ def test_the_base_has_the_precision_of_training_or_of_the_flag(
     assert choose_4bit(True, trained) is True
 
 
-def test_a_4bit_adapter_without_gpu_or_bitsandbytes_is_evaluated_with_a_warning(
+def test_a_4bit_adapter_without_gpu_is_a_warning(
     trained: list[Target], monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: False)
@@ -267,7 +265,7 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target]) -> None
         assert choose_prompts({}, [base], str(model)) == [expected]
 
 
-def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
+def test_a_copy_is_asked_as_it_was_trained(
     outputs: Path, tiny: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     """The prompt and the precision lie in the files of the tokenizer: what is next to the copy does not count."""
@@ -296,9 +294,7 @@ def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
     assert caplog.messages == [f"{outputs / 'plain'} does not name its prompt: flags and the paper's are used"]
 
 
-def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
-    prompted: list[Target], tmp_path: Path
-) -> None:
+def test_flags_decide_the_prompt_and_texts_are_no_files(prompted: list[Target], tmp_path: Path) -> None:
     with refused("--tags"):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt

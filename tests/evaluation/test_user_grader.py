@@ -57,7 +57,7 @@ def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     assert later(problems[0], [], ["x", "y"]) == [True, False]
 
 
-def test_an_unusable_grader_is_refused_before_a_model_is_loaded(mine: Path, run_evaluate: Command) -> None:
+def test_an_unusable_grader_is_refused_early(mine: Path, run_evaluate: Command) -> None:
     Path("mine.jsonl").write_text('{"prompt": "Write one."}\n')  # without a column that it needs
     argv = ["--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", "grader.py:runs"]
     with refused("grader"):

@@ -92,7 +92,7 @@ def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
     assert torch.equal(found, expected)
 
 
-def test_models_are_loaded_with_it_and_others_of_the_process_keep_their_attention(tiny: Path) -> None:
+def test_loaded_models_share_keys_and_others_keep_their_attention(tiny: Path) -> None:
     model, _ = load_base(str(tiny))
     assert model.config._attn_implementation == SHARED_KEYS and AttentionInterface()[SHARED_KEYS] is attention
     assert AttentionInterface()["sdpa"] is sdpa_attention_forward

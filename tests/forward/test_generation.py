@@ -103,7 +103,7 @@ def recorded(model: Any, prompts: Any, config: GenerationConfig) -> tuple[list[l
 
 @mark.usefixtures("packed")
 @mark.parametrize("bias", [False, True])
-def test_each_token_is_drawn_from_the_distribution_of_a_plain_forward(bias: bool) -> None:
+def test_tokens_are_drawn_from_the_plain_distribution(bias: bool) -> None:
     model = tiny_llama(attention_bias=bias)
     torch.manual_seed(3)
     rows, steps = recorded(model, SEVERAL, settings(temperature=0.7))
@@ -142,7 +142,7 @@ def test_nan_probabilities_raise_the_error_of_multinomial() -> None:
         generation._sample(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), torch.zeros(2, dtype=torch.float64))
 
 
-def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
+def test_a_completion_does_not_depend_on_the_others() -> None:
     model = tiny_llama()
     torch.manual_seed(5)
     rows = generate(model.get_base_model(), *SEVERAL, settings())
@@ -162,7 +162,7 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
     [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"temperature": 0.2}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_the_settings_of_sampling_shape_the_distribution_as_in_transformers(changed: dict[str, Any]) -> None:
+def test_sampling_settings_act_as_in_transformers(changed: dict[str, Any]) -> None:
     model = tiny_llama()
     torch.manual_seed(3)
     rows, steps = recorded(model, SEVERAL, settings(eos_token_id=None, max_new_tokens=3, **changed))
@@ -187,7 +187,7 @@ def all_linears(model: Any) -> dict[str, Any]:
     return names
 
 
-def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> None:
+def test_fast_layers_are_equal_and_restored_exactly(packed: bool) -> None:
     model = tiny_llama()
     before = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
     hidden = {32: torch.randn(2, 3, 32), 48: torch.randn(2, 3, 48)}
@@ -233,7 +233,7 @@ def test_an_exception_restores_the_layers() -> None:
     ],
     ids=str,
 )
-def test_layers_that_cannot_be_merged_exactly_stay_as_they_are(change: Any) -> None:
+def test_layers_that_cannot_be_merged_stay(change: Any) -> None:
     model = tiny_llama(change if isinstance(change, dict) else None, attention_bias=True)
     lm = model.get_base_model()
     layer = lm.model.layers[0].self_attn.q_proj

@@ -139,7 +139,7 @@ def packed_by(model: Any, fault: str, case: str, window: int | None = None) -> t
     return found, found.hidden_states(packing(model, fault), decoder, batch_of(*BATCHES[case]), config)
 
 
-def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
+def test_packed_rows_are_verified_again_for_a_longer_batch() -> None:
     model = model_of("llama")
     seen = []
     decoder = model.get_base_model().model
@@ -160,7 +160,7 @@ def test_rows_run_as_rows_where_the_forward(fault: str, caplog: LogCaptureFixtur
     assert "run as padded rows" in caplog.text
 
 
-def test_packed_rows_too_large_for_the_gradient_are_not_padded() -> None:
+def test_packed_rows_without_memory_are_not_padded() -> None:
     """Padded rows are larger."""
     model = model_of("llama")
     batch = batch_of(*BATCHES["one prompt"])
@@ -177,7 +177,7 @@ def test_packed_rows_too_large_for_the_gradient_are_not_padded() -> None:
 
 
 @mark.parametrize(("window", "packed"), [(8, False), (9, True)])
-def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: bool) -> None:
+def test_rows_longer_than_the_sliding_window_are_not_packed(window: int, packed: bool) -> None:
     found, states = packed_by(model_of("llama"), "", "one prompt", window)  # the longest row has 5 + 4 tokens
     assert (states is not None) == packed and found.possible
 
@@ -214,7 +214,7 @@ def test_models_that_take_no_cache_while_training(change: str, expected: bool) -
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @mark.parametrize("case", ["one prompt", "different prompts"])
 @mark.parametrize("family", LINEAR)
-def test_the_first_batch_accepts_a_model_whose_cache_is_exact(family: str, case: str, dtype: torch.dtype) -> None:
+def test_the_first_batch_accepts_an_exact_cache(family: str, case: str, dtype: torch.dtype) -> None:
     model = model_of(family).to(dtype)
     assert are_equal(model, model.get_base_model().base_model, batch_of(*BATCHES[case]))
 
@@ -312,7 +312,7 @@ def test_a_training_step_without_sharing(settings: dict[str, Any], build: Any) -
     assert [shape[0] for shape in shapes_of_a_step(trainer)] == [rows] * (GROUP // rows)
 
 
-def test_a_model_whose_first_batch_differs_is_run_by_completion(build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_after_a_differing_first_batch_prompts_are_not_shared(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.forward.hidden_states.are_equal", lambda *args: False)
     trainer = build("gtpo")
     assert [rows for rows, _ in shapes_of_a_step(trainer)] == [GROUP]

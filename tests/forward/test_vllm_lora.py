@@ -74,16 +74,14 @@ def test_a_server_gets_each_adapter_by_a_new_name(server: Any, build: Any) -> No
         torch.testing.assert_close([each[name] for each in server.weights], [weight - 1, weight])
 
 
-def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, build: Any) -> None:
+def test_a_server_without_lora_is_refused_before_training(server: Any, build: Any) -> None:
     server.status = 404
     with refused(r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
         build("gtpo", "run", **server.settings)
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-def test_the_prefix_cache_is_reset_after_each_change_of_the_weights(
-    sleeps: bool, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_prefix_cache_is_reset_with_each_adapter(sleeps: bool, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """On a stand-in for the engine: its cache was computed with the adapter before."""
     done: list[Any] = []
 

@@ -54,7 +54,7 @@ def test_pairs_of_numbers() -> None:
     assert [rounding_tolerance(*pair) for pair in pairs] == [None, None, None]
 
 
-def test_a_bare_letter_is_a_unit_only_if_the_other_answer_has_that_unit() -> None:
+def test_a_bare_letter_needs_the_other_answers_unit() -> None:
     assert strip_units("17m", r"17\text{ meters}") == ("17", "17")
     assert strip_units("2s", "2") == ("2s", "2")
     assert strip_units("2s", "3s") == ("2s", "3s")

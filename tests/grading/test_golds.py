@@ -47,7 +47,7 @@ def test_every_gold_equals_itself_without_sympy(golds: dict[str, list[str | None
     assert shared_worker.calls == before
 
 
-def test_other_golds_are_wrong_and_four_in_five_never_reach_sympy(golds: dict[str, list[str | None]]) -> None:
+def test_other_golds_are_wrong_and_rarely_reach_sympy(golds: dict[str, list[str | None]]) -> None:
     rng = random.Random(0)
     values = [gold for gold in golds["math_train.jsonl"] + golds["math_test.jsonl"] if gold]
     pairs = [(rng.choice(values), rng.choice(values)) for _ in range(1500)]
@@ -64,7 +64,7 @@ SAME = [("5", "x=5")]  # neighbours that mathematics calls equal
 
 
 @pytest.mark.slow
-def test_a_gold_equals_itself_in_every_dress_and_not_the_next_one(golds: dict[str, list[str | None]]) -> None:
+def test_a_gold_equals_itself_in_every_dress(golds: dict[str, list[str | None]]) -> None:
     rng = random.Random(0)
     chosen = [gold for gold, _, is_right, kind in KINDS if is_right and not kind.startswith("one way")]
     same = []

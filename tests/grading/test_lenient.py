@@ -31,7 +31,7 @@ def test_hostile_text_has_a_verdict(text: str) -> None:
     assert not grade_text(f"<answer>{text}</answer>", "1.23456789").correct_leniently
 
 
-def test_an_answer_is_compared_once_and_a_late_one_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(lenient, "is_correct", lambda answer, gold, budget: asked.append(answer) or False)
     for text in ("<answer>$20$</answer>", r"<answer>20</answer> \boxed{ 20.}", r"<answer>20</answer> \boxed{21}"):

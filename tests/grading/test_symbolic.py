@@ -11,7 +11,7 @@ from gtpo.grading.worker import ComparisonFailed, Worker, shared_worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of another process")
-def test_the_running_process_has_the_limits_and_outlasts_a_comparison() -> None:
+def test_the_running_process_has_its_limits() -> None:
     assert is_correct("x+x^9", "x(x^8+1)")
     assert shared_worker.process is not None
     expected = {resource.RLIMIT_AS: symbolic.MEMORY_LIMIT, resource.RLIMIT_FSIZE: 0}

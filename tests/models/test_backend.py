@@ -118,9 +118,7 @@ def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: Monk
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
-def test_each_package_that_unsloth_patches_is_named_if_imported_early(
-    package: str, unsloth: Any, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_package_imported_before_unsloth_is_named(package: str, unsloth: Any, monkeypatch: MonkeyPatch) -> None:
     for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
         monkeypatch.delitem(sys.modules, name, raising=False)
     with refused(f"{package} was imported before Unsloth"):
@@ -131,9 +129,7 @@ def test_each_package_that_unsloth_patches_is_named_if_imported_early(
     ("given", "expected"),
     TABLES["threads_spin_for_a_moment_unless_the_user_says_otherwise"],
 )
-def test_threads_spin_for_a_moment_unless_the_user_says_otherwise(
-    given: dict[str, str], expected: dict[str, str]
-) -> None:
+def test_threads_spin_briefly_unless_the_user_decides(given: dict[str, str], expected: dict[str, str]) -> None:
     environment = dict(given)
     limit_openmp_spinning(environment)
     assert environment == expected

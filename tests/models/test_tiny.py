@@ -46,7 +46,7 @@ def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
         assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
 
 
-def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
+def test_special_tokens_are_distinct_and_those_of_the_model(tiny: Path, tokenizer: Any) -> None:
     ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert None not in ids and len(set(ids)) == 3
     config = read_json(tiny / "config.json")
@@ -80,7 +80,7 @@ def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
 # ---- the tiny base ----
 
 
-def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(here: Path) -> None:
+def test_the_shipped_base_is_of_this_recipe(here: Path) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert TINY_BASE.name == recipe.directory_name()
     assert read_json(TINY_BASE / "tiny.json") == recipe.TINY
@@ -124,7 +124,7 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch
     assert same_weights(weights(first), weights(again))
 
 
-def test_a_base_that_is_gone_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_base_is_known_by_name(caplog: pytest.LogCaptureFixture) -> None:
     for base in (TINY_BASE, TINY_BASE.with_name("base-16f86973")):
         gone = f"/gone/outputs/tiny/{base.name}"
         assert is_tiny(base) and shipped_instead(gone) == base and shipped_instead(base) is None

@@ -191,7 +191,7 @@ CHANGES: list[Callable[[Tensor], Tensor]] = [lambda r: r, lambda r: 10 * r, lamb
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("rewards", "expected"), TABLES["at_mean"])
-def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
+def test_a_reward_at_the_mean_in_any_unit(
     change: Callable[[Tensor], Tensor], rewards: list[float], expected: str
 ) -> None:
     size = len(rewards)
@@ -214,7 +214,7 @@ def test_a_small_difference_is_no_rounding() -> None:
     assert not rewards_at_mean(torch.tensor([0.0, 2.0, 1.00002]), 3).any()
 
 
-def test_rewards_that_differ_by_rounding_alone_are_at_the_mean() -> None:
+def test_rewards_equal_but_for_rounding_are_at_the_mean() -> None:
     """Sums of the same rewards in another order: neighbours in float32."""
     for size in (0.6, 100.6, 1e6):
         reward = torch.tensor(size)
@@ -542,7 +542,7 @@ def test_nan_in_a_real_token_is_propagated() -> None:
             assert math.isnan(run_grpo(batch)[0].item())
 
 
-def test_entropy_scales_the_gradient_and_has_none_of_its_own() -> None:
+def test_entropy_scales_the_gradient_and_has_none() -> None:
     # Entropy and log-probability come from the same logits; only the path through logp has a gradient (Eq. 28, 30).
     logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = length_mask([5, 3, 1], 5)

@@ -47,9 +47,7 @@ def mine(here: Path) -> Path:
     return here
 
 
-def test_a_halved_loss_is_half_the_rate_and_the_trainer_itself_changes_nothing(
-    mine: Path, tiny: Path, run_script: RunScript
-) -> None:
+def test_a_halved_loss_is_half_the_rate(mine: Path, tiny: Path, run_script: RunScript) -> None:
     """Under SGD, without clipping and decay; GRPOTrainer itself is bit-identical to train_grpo.py."""
     runs = {
         "half_rate": ["--learning_rate", "0.25"],

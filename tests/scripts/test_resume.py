@@ -55,7 +55,7 @@ def lines_written(run: Path) -> int:
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_a_killed_run_resumes_to_the_same_weights_and_metrics(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_result(method: str, tiny: Path, tmp_path: Path) -> None:
     generator = random.Random(method)
     argv = [
         *RUNS[method],

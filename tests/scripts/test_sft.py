@@ -12,7 +12,7 @@ from gtpo.data.load import load_train, to_demonstrations
 ATOL = 1e-6  # observed 2e-7
 
 
-def test_the_loss_is_the_cross_entropy_of_the_completion_tokens(tiny: Path, tmp_path: Path) -> None:
+def test_the_loss_is_the_cross_entropy_of_completions(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     model = AutoModelForCausalLM.from_pretrained(tiny)
     rows = load_train(DataArguments("arithmetic")).select(range(6))
