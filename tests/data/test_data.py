@@ -141,13 +141,6 @@ def test_arithmetic_solutions_earn_the_maximum_reward() -> None:
     assert_maximum_reward(rows)
 
 
-def test_demonstrations_are_prompt_and_completion() -> None:
-    rows = load_train(DataArguments("arithmetic")).select(range(5))
-    got = to_demonstrations(rows)
-    assert got.column_names == ["prompt", "completion"] and got["prompt"][:] == rows["prompt"][:]
-    assert got["completion"][:] == [[{"role": "assistant", "content": text}] for text in rows["solution"]]
-
-
 # ---- GSM8K and MATH from the real files ----
 
 

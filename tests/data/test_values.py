@@ -47,6 +47,8 @@ def test_a_list_that_is_written_as_text(text: str, elements: list[str] | None, t
         assert gold == text
         return
     assert all(is_correct(element, text) and is_correct(element, gold) for element in elements)
+    typed = DataArguments(write(tmp_path / "typed.jsonl", [{"prompt": "a", "answer": elements}]))
+    assert load_train(typed)["answer"][:] == [gold]
     every = DataArguments(data.dataset, answer_list="all")
     expected = ", ".join(elements)
     assert load_train(every)["answer"][:] == [expected]

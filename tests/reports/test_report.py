@@ -4,10 +4,6 @@ import dataclasses
 import re
 from xml.etree import ElementTree
 
-from helpers.hostile_html import HOSTILE
-from markupsafe import escape
-from pytest import mark
-
 from gtpo.reports.html import Group, group_html
 
 GREEN = "rgba(46, 160, 67, 0.4)"
@@ -75,13 +71,3 @@ def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
     assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
     assert "How many?" not in page  # the text of the template
     assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
-
-
-@mark.parametrize("text", HOSTILE)
-def test_everything_is_escaped(text: str) -> None:
-    view = Group(text, [[text[:3], text[3:]]], {text: [1.0]}, [0.0], [[1.0, 1.0]], [0.5], [1.0])
-    table = Table(group_html(view))
-    assert table.rows == [["A", text, "⟨H⟩", "completion"], ["+0.00", "1", "0.500", text]]
-    assert table.tags <= {"div", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "span", "s"}
-    prompt = group_html(dataclasses.replace(view, tokens=[["x"]], weights=[[1.0]], rewards={}))
-    assert escape(text) in prompt and Table(prompt).tags <= table.tags

@@ -15,9 +15,8 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.errors import RunError
-from gtpo.grading.algebra import math_verify_accepts
 from gtpo.grading.user_functions import checked_reward, load_rewards
-from gtpo.prompts import PAPER, to_messages
+from gtpo.prompts import PAPER
 from rewards import accuracy_reward, format_reward, rewards_in
 
 TABLES = tables_of(__file__)
@@ -34,21 +33,6 @@ KNOWN = {"format": format_reward, "accuracy": accuracy_reward}
 def write(path: Path, *rows: dict[str, object]) -> str:
     write_lines(path, rows)
     return str(path)
-
-
-def test_a_question_gets_the_system_prompt_and_other_columns_are_kept(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
-    )
-    rows = load_train(DataArguments(path))
-    assert rows["prompt"][0] == to_messages("1 + 1?")
-    assert (list(rows["answer"]), list(rows["limit"])) == (["2", "3"], [9, 8])
-
-
-def test_a_conversation_is_used_unchanged(tmp_path: Path) -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    (row,) = load_train(DataArguments(write(tmp_path / "own.jsonl", {"prompt": turns})), graded=False)
-    assert row == {"prompt": turns}
 
 
 def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
@@ -155,20 +139,6 @@ def test_a_column_does_not_replace_an_argument_that_a_reward_binds() -> None:
     assert [reward(completions=[good], prompt_format=["x"]) for reward in rewards] == [[10.0]]
 
 
-def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "import numpy, torch\n"
-        "def some(completions, **columns):\n    return [None, 1]\n"
-        "def array(completions, **columns):\n    return numpy.ones(2)\n"
-        "def tensor(completions, **columns):\n    return torch.ones(2)\n"
-        "def generator(completions, **columns):\n    return (1.0 for _ in completions)\n"
-        "def yields(completions, **columns):\n    yield from (1.0, None)\n"
-    )
-    names = [f"{tmp_path}/own.py:{name}" for name in ("some", "array", "tensor", "generator", "yields")]
-    got = [reward(completions=["a", "b"]) for reward in load_rewards(names, KNOWN, ["prompt"])]
-    assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, None]]
-
-
 THINK = "<think> </think> <answer> </answer>"
 
 
@@ -213,24 +183,3 @@ def test_a_conversation_that_ends_with_its_answer_trains_sft_alone(tmp_path: Pat
         load_user_benchmark("own", data.dataset, data)
     (row,) = to_demonstrations(load_train(data, for_sft=True))
     assert row == {"prompt": TURNS, "completion": [{"role": "assistant", "content": "It is 2."}]}
-
-
-def test_any_element_of_a_list_of_answers_counts_unless_all_are_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows: list[dict[str, object]] = [
-        {"prompt": "7 + 7?", "answer": ["14", "15 apples"]},
-        {"prompt": "x", "answer": [3]},
-    ]
-    path = write(tmp_path / "own.jsonl", *rows)
-    for answer_list, right, wrong in (("any", ("14", "15 apples"), "16"), ("all", ("14, 15 apples",), "14")):
-        data = DataArguments(path, answer_list=answer_list)
-        golds = list(load_train(data)["answer"])
-        assert golds[1] == "3" and golds == [p.gold for p in load_user_benchmark("own", path, data)[0]]
-        rewards = accuracy_reward(
-            [f"<answer>{text}</answer>" for text in (*right, wrong)], answer=golds[:1] * (len(right) + 1)
-        )
-        assert [reward > 0 for reward in rewards] == [True] * len(right) + [False]
-        assert f"are lists (--answer_list {answer_list})" in caplog.text
-        caplog.clear()
-    assert math_verify_accepts("14", '["15", "14"]') and not math_verify_accepts("16", '["15", "14"]')
