@@ -1,6 +1,5 @@
 """The wheel: what it holds, and what it requires."""
 
-import os
 import shutil
 import sys
 import zipfile
@@ -47,19 +46,6 @@ def test_the_wheel_holds_the_package_and_the_loss_alone(wheel: Path) -> None:
     files = [*ROOT.glob("gtpo/**/*.py"), *(path for path in data if path.is_file())]
     ours = {str(path.relative_to(ROOT)) for path in files}
     assert {name for name in names if name.startswith("gtpo/")} == ours
-
-
-@pytest.mark.slow
-def test_the_wheel_and_the_copied_file_train(wheel: Path, tmp_path: Path) -> None:
-    """As the workflow does with all dependencies in an environment of its own: `make test-backend BACKEND=wheel`."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "installed", wheel]
-    run_process(pip)
-    shutil.copy(ROOT / "examples" / "gtpo_trl.py", tmp_path)
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'installed'}"}
-    script = ROOT / "tests" / "backends" / "installed_step.py"
-    done = run_process([sys.executable, script], cwd=tmp_path, env=environment)
-    trained = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("tensors trained")]
-    assert trained == ["gtpo", "gtpo_trl"]
 
 
 def test_the_gpu_pins_are_those_of_the_requirements() -> None:

@@ -56,7 +56,7 @@ def reference_format(text: str) -> float:
     return 10.0 if tuple(found) == TAGS and not text.split("</answer>")[1].strip() else 1.0
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.lists(st.one_of(st.sampled_from([*TAGS, " ", "\n", "18", "x", "<", ">", "</"]), st.text(max_size=3)), max_size=9)
 )

@@ -4,7 +4,6 @@
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 from helpers.scripts import ROOT, RunScript, run_process
@@ -32,18 +31,6 @@ def commands(page: Path) -> list[str]:
 
 
 LINES = sorted({line.partition(" #")[0] for page in PAGES for line in commands(page) if line})
-SHELL = f"""
-make() {{ command make --directory {ROOT} --dry-run "$@"; }}
-python() {{
-    case "$*" in
-        "-m study "*) {sys.executable} "$@" --list;;
-        "-m "*) {sys.executable} "$@" --help;;
-        *) script=$1; shift; {sys.executable} {ROOT}/$script "$@" --list;;
-    esac
-}}
-python3() {{ python "$@"; }}
-export PYTHONPATH={ROOT}
-"""
 COMMANDS = [
     (found[1], [STANDS_FOR.get(word, word) for word in shlex.split(found[2], comments=True)])
     for page in PAGES[2:]
@@ -73,9 +60,19 @@ def folder(tmp_path_factory: TempPathFactory, tiny: Path) -> Path:
 
 
 @mark.parametrize("line", [line for line in LINES if re.match("make |python reproduce|python3? -m [sg]", line)])
-def test_what_runs_much_takes_its_command(line: str, folder: Path) -> None:
+def test_what_runs_much_takes_its_command(line: str, folder: Path, run_script: RunScript) -> None:
     """``make``, ``study`` and ``reproduce.py`` list what they would run; other modules show their help."""
-    run_process(["bash", "-c", SHELL + line], cwd=folder)
+    program, *words = shlex.split(line.partition(">")[0])
+    if program == "make":
+        run_process(["make", "--dry-run", *words])
+        return
+    flag = "--list"
+    if words[0] == "-m":
+        module = words[1].replace(".", "/")
+        if words[1:] == ["study"] or module != "study":
+            flag = "--help"
+        words = [f"{module}/__main__.py" if module == "study" else f"{module}.py", *words[2:]]
+    run_script(folder, *words, flag, before=f"sys.path[0] = {str(ROOT)!r}")
 
 
 @mark.parametrize(("script", "words"), COMMANDS)

@@ -1,15 +1,14 @@
-"""Records as JSON: what is stored is read and written without a change, and damage is named."""
+"""Records as JSON: what is stored is read and written without a change."""
 
 import json
 from pathlib import Path
 
 from helpers.files import read_json
 
-from gtpo.evaluation.records import Entry, Head
+from gtpo.evaluation.records import Entry
 
 # An entry of results.json as it is stored: these names may not change.
 STORED = read_json(Path(__file__).with_name("stored_entry.json"))
-ABOUT = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
 
 
 def test_an_entry_is_written_as_it_was_read() -> None:
@@ -20,11 +19,3 @@ def test_an_entry_is_written_as_it_was_read() -> None:
     assert Entry.read(by_user).write() == by_user
     earlier = {name: value for name, value in STORED.items() if name not in ("data", "dropped", "graded_by")}
     assert Entry.read(earlier).write() == earlier | {"data": {}, "dropped": {}, "graded_by": {}}
-
-
-def test_settings_are_written_as_read_and_judge_is_grader() -> None:
-    line = {"settings": STORED["settings"], "about": ABOUT}
-    assert json.dumps(Head.read(line).write()) == json.dumps(line)
-    judged = {"source": "mine.csv", "judge": "own.py:f"}
-    for record in (Head.read(line | {"about": ABOUT | {"data": judged}}), Entry.read(STORED | {"data": judged})):
-        assert record.origin.data == {"source": "mine.csv", "grader": "own.py:f"}

@@ -170,7 +170,7 @@ def test_a_run_that_is_resumed_and_dies_again_has_no_final_weights(step: int, un
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", range(0, 44, int(os.environ.get("GTPO_EVERY", 3))))  # all: GTPO_EVERY=1
+@pytest.mark.parametrize("operation", range(0, 44, int(os.environ.get("GTPO_EVERY", 5))))  # all: GTPO_EVERY=1
 def test_a_resumed_run_that_is_killed_at_a_file_operation(
     operation: int, until: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
