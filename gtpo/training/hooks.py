@@ -56,10 +56,8 @@ def call_objective(trainer: Any, logps: Tensor, *arguments: Any) -> tuple[Tensor
     rows = tuple(logps.shape[:1])
     hook.check("a loss", loss, ())
     hook.check("Measured.entropy", measured.entropy, rows)
-    for name in ("keep", "token_weights"):
-        value = getattr(measured, name)
-        if value is not None:
-            hook.check(f"Measured.{name}", value, rows)
+    if measured.keep is not None:
+        hook.check("Measured.keep", measured.keep, rows)
     for name, value in (measured.metrics or {}).items():
         hook.check(f"the metric {name}", value, ())
     return loss, measured

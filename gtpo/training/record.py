@@ -1,6 +1,5 @@
 """What a step leaves in the metrics and in the table of completions: not the loss."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
-from gtpo.training.diagnosis import conflict_counts, push_metrics
+from gtpo.training.diagnosis import conflict_counts
 
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
@@ -21,22 +20,20 @@ OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  
 class Measured(NamedTuple):
     """What an objective used for a micro-batch of b rows, for metrics and the table of completions; no gradient.
 
-    Only ``entropy`` is needed. The loss of a step is the mean of its micro-batches and processes, so ``token_weights``
-    is w_i of this micro-batch alone: 1 / (b |o_i|) for GRPO. Without it ``conflict_push`` is not logged.
+    Only ``entropy`` is needed.
     """
 
     entropy: Tensor  # <H>_i, (b,)
     weights: Tensor | None = None  # lambda, (b, T); None: 1
     keep: Tensor | None = None  # delta, (b,); None: 1
     metrics: Mapping[str, Tensor] | None = None  # 0-d, by name
-    token_weights: Tensor | None = None  # w_i, (b,): the factor of A_i r_it in the loss
 
 
 class MicroBatch(NamedTuple):
     """What a micro-batch of b rows has measured, on the device until its step is complete."""
 
     scalars: Metrics  # the loss, then metrics by name; 0-d
-    rows: Tensor  # place among the rollouts, <H>_i, delta and w_i; (b, 4)
+    rows: Tensor  # place among the rollouts, <H>_i and delta; (b, 3)
     inputs: Batch  # and what was computed from them: saved if the step fails
 
 
@@ -46,8 +43,6 @@ class Recorder:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.unread: list[MicroBatch] = []  # of the current step, until the last one
-        self.pushed: Rollouts | None = None  # whose conflict push waits for w_i of every row
-        self.token_weights = np.empty(0)  # w_i by row, NaN where it is not known
 
     @property
     def has_table(self) -> bool:
@@ -57,8 +52,6 @@ class Recorder:
     def rollouts(self, inputs: list[Row], whole: Rollouts) -> None:
         """The conflict metrics of a generation, and its rows of the table; ``inputs`` are of this process."""
         found = conflict_counts(whole)
-        self.pushed = whole if found["conflict_tokens"] else None
-        self.token_weights = np.full(len(whole.ids), np.nan)
         found["completion_length"] = (whole.valid.sum() / len(whole.ids)).item()
         log_metrics(self.trainer, found)
         if self.has_table:
@@ -83,9 +76,8 @@ class Recorder:
         trainer = self.trainer
         logps = logps.detach()
         entropy = measured.entropy
-        keep = _filled(measured.keep, 1.0, entropy)
-        weights = _filled(measured.token_weights, math.nan, entropy)  # of this micro-batch alone
-        rows = torch.stack([inputs["row"], entropy, keep, weights / trainer.losses()], 1).float()
+        keep = torch.ones_like(entropy) if measured.keep is None else measured.keep
+        rows = torch.stack([inputs["row"], entropy, keep], 1).float()
         scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
         self.unread.append(MicroBatch(scalars, rows, saved))
@@ -115,29 +107,25 @@ class Recorder:
         names = [*unread[0].scalars]
         count = len(names)
         values = gathered[..., :count]  # (R, M, scalars)
-        rows = gathered[..., count:]  # (R, M, 4 b)
-        rows = rows.reshape(*rows.shape[:2], -1, 4)
+        rows = gathered[..., count:]  # (R, M, 3 b)
+        rows = rows.reshape(*rows.shape[:2], -1, 3)
         self._check_finite(values[..., 0], rows[..., 1], unread)
-        self._read_rows(rows.reshape(-1, 4))
+        self._complete_table(rows.reshape(-1, 3))
         for column, name in enumerate(names[1:], start=1):
             reduce = OVER_PROCESSES.get(name, np.mean)
             for of_processes in values[..., column].T:
                 measured = of_processes[~np.isnan(of_processes)]  # NaN: not measured there
                 if len(measured):
                     log_metrics(self.trainer, {name: float(reduce(measured))})
-        self._push()
 
-    def _read_rows(self, rows: np.ndarray) -> None:
-        """Complete the table and w_i; ``rows`` as those of a MicroBatch."""
-        places = rows[:, 0].astype(int)
-        if self.pushed is not None:
-            self.token_weights[places] = rows[:, 3]
-        if self.has_table:
-            extra = self.trainer._logs["extra"]
-            for row in rows.tolist():
-                place = int(row[0])
-                extra["entropy"][place] = row[1]
-                extra["delta"][place] = row[2]
+    def _complete_table(self, rows: np.ndarray) -> None:
+        """Fill in what the loss has used; ``rows`` as those of a MicroBatch."""
+        if not self.has_table:
+            return
+        extra = self.trainer._logs["extra"]
+        for place, entropy, keep in rows.tolist():
+            extra["entropy"][int(place)] = entropy
+            extra["delta"][int(place)] = keep
 
     def _check_finite(self, losses: np.ndarray, entropies: np.ndarray, unread: list[MicroBatch]) -> None:
         """RunError on every process, or the others would hang, if a loss or an entropy is NaN or infinite.
@@ -151,19 +139,6 @@ class Recorder:
         part = unread[int(is_finite.argmin())]
         what = "the loss" if part.rows[:, 1].isfinite().all() else "the entropy"
         raise non_finite_error(what, self.trainer, [part.inputs])
-
-    def _push(self) -> None:
-        """Log the conflict push once w_i of all rows is known, at the last step of a generation."""
-        whole = self.pushed
-        if whole is None or np.isnan(self.token_weights).any():
-            return
-        self.pushed = None
-        weights = torch.tensor(self.token_weights, dtype=torch.float32, device=whole.ids.device)
-        log_metrics(self.trainer, push_metrics(whole, weights, self.trainer.gtpo.conflict_positive_weight))
-
-
-def _filled(values: Tensor | None, default: float, like: Tensor) -> Tensor:
-    return torch.full_like(like, default) if values is None else values
 
 
 def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> list[Ids]:

@@ -45,7 +45,7 @@ from gtpo.training.advantages import group_advantages
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check
-from gtpo.training.diagnosis import clip_ratios, weights_of_rows
+from gtpo.training.diagnosis import clip_ratios
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy
@@ -291,7 +291,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         old = options["old_per_token_logps"]
         ratio = torch.ones_like(logps) if old is None else (logps.detach() - old).exp()
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
-        return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
+        return loss, Measured(entropy, metrics=metrics)
 
     def needs_gradient(self, inputs: Batch) -> Tensor:
         """The tokens whose ln pi may have a gradient in :meth:`objective` of the same class; the head skips the others.
@@ -470,13 +470,12 @@ class GTPOTrainer(GRPOTrainer):
         entropy = completion_entropy(token_entropy, mask)
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
         keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
-        options = self._of_trl(inputs)
         has_penalty = inputs["has_reward"]
         if settings.zero_advantage == "skip":  # Eq. 27 and 28: neither in G+ nor in G-
             has_penalty = has_penalty & (advantages != 0)
         gamma = settings.gamma * has_penalty  # (B,)
-        loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **options)
-        return loss, Measured(entropy, weights, keep, metrics, weights_of_rows(mask, options["normalizer"]))
+        loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **self._of_trl(inputs))
+        return loss, Measured(entropy, weights, keep, metrics)
 
     def needs_gradient(self, inputs: Batch) -> Tensor:
         """All but conflict tokens with A < 0, where lambda = 0, and without lambda those whose A and gamma are 0."""

@@ -108,46 +108,6 @@ def naive_conflict_weights(masks: list[list[bool]], advantages: list[float], pos
     return weights
 
 
-def naive_conflict_push(
-    completions: list[list[int]],
-    advantages: list[float],
-    group_size: int,
-    token_weights: list[float],
-    directions: tuple[bool, ...] = (False, True),
-    positive_weight: float = 2.0,
-) -> tuple[float, float]:
-    """Mean over the conflict tokens (direction, position, token) of sum_i w_i A_i and of sum_i w_i lambda_ip A_i.
-
-    A direction is backward or not.
-    """
-    mask = naive_conflict_mask(completions, advantages, group_size)
-    weights = naive_conflict_weights(mask, advantages, positive_weight)
-    strength = [weight * advantage for weight, advantage in zip(token_weights, advantages, strict=True)]
-    plain = []
-    corrected = []
-    for start in range(0, len(completions), group_size):
-        group = range(start, start + group_size)
-        for backward in directions:
-            rows = {i: completions[i][::-1] if backward else completions[i] for i in group}
-            lambdas = {i: weights[i][::-1] if backward else weights[i] for i in group}
-            spans = set()
-            for i in group:
-                for position, token in enumerate(rows[i]):
-                    signs = {
-                        advantages[j] > 0
-                        for j in group
-                        if advantages[j] and rows[j][position : position + 1] == [token]
-                    }
-                    if len(signs) < 2:
-                        break
-                    spans.add((position, token))
-            for position, token in spans:
-                having = [i for i in group if rows[i][position : position + 1] == [token]]
-                plain.append(sum(strength[i] for i in having))
-                corrected.append(sum(strength[i] * lambdas[i][position] for i in having))
-    return sum(plain) / len(plain), sum(corrected) / len(corrected)
-
-
 # --- sections 4.2 and 5.2: entropy and the filter --------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ Against TRL's trainer and naive references."""
 
 import functools
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,82 +11,23 @@ import pytest
 import torch
 from helpers.canned import GROUP, assert_same, batch_of, canned_group, make_trainer, weight_changes
 from helpers.reference import (
-    length_mask,
     naive_completion_entropy,
     naive_conflict_mask,
-    naive_conflict_push,
     naive_conflict_weights,
     naive_entropy_filter,
     naive_grpo_loss,
     naive_gtpo_loss,
     naive_token_weights,
-    pad,
     unpad,
 )
 from test_trainer import plain_logps_and_entropy
 from torch import Tensor
 
-from gtpo.training.diagnosis import conflict_push, weights_of_rows
-from gtpo_loss import LOSS_TYPES, conflict_spans, conflict_weights
+from gtpo_loss import LOSS_TYPES
 
 Values = dict[str, Any]
 
 PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  # GTPO without any of its parts
-
-
-# --- the push on conflict tokens -------------------------------------------------------------------------------------
-
-
-def push_of(
-    completions: list[list[int]], advantages: list[float], group_size: int, each: list[float], span: int = 0
-) -> tuple[float, float]:
-    """``conflict_push`` of these completions, with weights w_i.
-
-    Of both spans, of the forward spans (1), or of the backward spans (2).
-    """
-    width = max(map(len, completions))
-    ids = pad(completions, width, 0, torch.int64)
-    mask = length_mask([len(row) for row in completions], width)
-    signed = torch.tensor(advantages, dtype=torch.float64)
-    runs = conflict_spans(ids, mask, signed, group_size)
-    weights = conflict_weights(runs[0] | runs[1], signed)
-    strength = torch.tensor(each, dtype=torch.float64) * signed
-    push, corrected = conflict_push(ids, mask, runs, strength, weights, group_size)
-    return push[span].item(), corrected[span].item()
-
-
-def test_conflict_push_computed_by_hand() -> None:
-    #   w    A
-    #  1/2  +1   1 2      the prefix 1 is a conflict token, and so is the suffix 9 (row 1 has no 9)
-    #  1/4  +1   1 3 9
-    #  1/4  -2   1 4 9
-    # token 1: 1/2 + 1/4 - 1/2 = 1/4 before, 2 (1/2 + 1/4) = 3/2 after lambda; token 9: -1/4 before, 1/2 after
-    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25])
-    assert (push, corrected) == (0.0, 1.0)
-    opening, closing = (push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1, 1, -2], 3, [0.5, 0.25, 0.25], s) for s in (1, 2))
-    assert opening == (0.25, 1.5) and closing == (-0.25, 0.5)
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
-    completions = canned_group(0) + canned_group(1)
-    advantages = torch.linspace(-1.5, 1.5, 24, dtype=torch.float64)[
-        torch.randperm(24, generator=torch.Generator().manual_seed(3))
-    ]
-    advantages[5] = 0.0
-    lengths = [len(row) for row in completions]
-    each = naive_token_weights(lengths, loss_type, 32)
-    normalizer = {"grpo": None, "dr_grpo": 24 * 32, "dapo": sum(lengths), "bnpo": sum(lengths)}[loss_type]
-    found = weights_of_rows(length_mask(lengths, max(lengths)), normalizer)
-    assert found.tolist() == pytest.approx(each, rel=1e-6)
-    for span, directions in enumerate(((False, True), (False,), (True,))):
-        expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, directions)
-        assert push_of(completions, advantages.tolist(), GROUP, each, span) == pytest.approx(expected, abs=1e-12)
-    assert abs(expected[0]) > 1e-5
-
-
-def test_without_conflict_tokens_there_is_no_push() -> None:
-    assert all(map(math.isnan, push_of([[1], [2]], [1.0, -1.0], 2, [0.5, 0.5])))
 
 
 # --- the trainers ----------------------------------------------------------------------------------------------------
@@ -230,12 +170,6 @@ def test_a_step_is_the_naive_objective(
     assert logged["conflict_tokens"] == pytest.approx(conflicts / GROUP)
     assert logged["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
     assert logged["completion_length"] == pytest.approx(sum(lengths) / GROUP)
-    pushes = []
-    for span, directions in (("", (False, True)), ("_opening", (False,)), ("_closing", (True,))):
-        pushes.append(naive_conflict_push(completions, advantages, ROWS, each, directions, positive_weight))
-        found = logged[f"conflict_push{span}"], logged[f"conflict_push_corrected{span}"]
-        assert found == pytest.approx(pushes[-1], abs=1e-6)
-    assert abs(pushes[0][0]) > 1e-4 and pushes[1] != pushes[2]
 
 
 @pytest.mark.parametrize("zero_advantage", ["entropy", "skip"])

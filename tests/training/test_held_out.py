@@ -290,7 +290,7 @@ def test_every_name_that_a_run_logs_is_explained(method: str, more: Values, make
     explained = set(re.findall(r"`(?:eval_)?([\w/]+)`", (ROOT / "docs" / "metrics.md").read_text()))
     assert {name.replace("reward_of_row", "format_reward") for name in logged} - explained == set()
     assert {"step", "samples_per_second", "rewards/reward_of_row/mean", "conflict_tokens"} <= logged
-    assert {"tokens_per_second", "conflict_push_corrected_opening"} <= explained
+    assert {"tokens_per_second", "conflict_fraction"} <= explained
 
 
 def test_the_initial_entropy_has_its_own_random_numbers(make_sampling: Any) -> None:
@@ -352,25 +352,3 @@ def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
     assert str(held_out_text(BOTH, best)).endswith("mine 1 -> 1; best/ has eval_accuracy 40 of step 8")
     assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH)
     assert held_out_text(ROWS) is None
-
-
-def test_an_evaluation_between_two_steps_of_a_generation_leaves_its_push(build: Any) -> None:
-    """The second step completes w_i of the rows that the first one has begun; one held-out row is evaluated between."""
-    pushes = []
-    for steps in (0, 1):
-        trainer = build(
-            "grpo",
-            str(steps),
-            held_out=1,
-            max_steps=2,
-            per_device_train_batch_size=canned.GROUP // 2,
-            per_device_eval_batch_size=1,
-            num_generations_eval=1,
-            steps_per_generation=2,
-            eval_strategy="steps" if steps else "no",
-            eval_steps=steps,
-        )
-        trainer.train()
-        assert len(evaluations(trainer)) == 2 * steps
-        pushes.append([row["conflict_push"] for row in trainer.state.log_history if "conflict_push" in row])
-    assert len(pushes[0]) == 1 and pushes[0] == pushes[1]

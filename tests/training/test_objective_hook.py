@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.canned import (
-    GROUP,
     TRAINERS,
     CannedGRPO,
     CannedGTPO,
-    canned_advantages,
-    canned_group,
     weight_changes,
 )
-from helpers.reference import naive_conflict_push
 from helpers.refusals import refused
 from torch import Tensor
 
@@ -26,24 +22,6 @@ Values = dict[str, Any]
 
 STEPS = {"max_steps": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 SHOWN = {"log_completions": True, "num_completions_to_print": 0}
-
-
-class SquareRoot(CannedGRPO):
-    """w_i = 1 / (b sqrt|o_i|)."""
-
-    says_weights = True
-
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
-        mask = inputs["completion_mask"]
-        advantages = inputs["advantages"]
-        weights = 1 / (len(mask) * mask.sum(1).sqrt())
-        loss = -(weights * advantages * (logps * mask).sum(1)).sum()
-        entropy = completion_entropy(token_entropy, mask)
-        return loss, Measured(entropy, token_weights=weights if self.says_weights else None)
-
-
-class Silent(SquareRoot):
-    says_weights = False
 
 
 class EveryToken(CannedGTPO):
@@ -73,35 +51,6 @@ class Watched(CannedGRPO):
 def add(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a class a method of ``make_trainer``; one that is based on GTPO takes its settings."""
     return lambda trainer, method: monkeypatch.setitem(TRAINERS, method, trainer)
-
-
-@pytest.mark.parametrize("steps_per_generation", [3, 6])
-def test_the_push_has_the_token_weights_of_the_objective(steps_per_generation: int, add: Any, build: Any) -> None:
-    """Six micro-batches of two for one generation are two optimizer steps: the push is logged with the second."""
-    add(SquareRoot, "mine")
-    batches = {"per_device_train_batch_size": GROUP // steps_per_generation, "gradient_accumulation_steps": 3}
-    settings = {"steps_per_generation": steps_per_generation, "learning_rate": 0.0, "max_steps": 2}
-    trainer = build("mine", **batches, **settings)
-    trainer.train()
-    first, second = trainer.state.log_history[:2]
-    row = first if steps_per_generation == 3 else second
-    assert ("conflict_push" in first) is (steps_per_generation == 3)
-    assert row["entropy"] > 0
-    completions = canned_group(0)
-    advantages = canned_advantages().tolist()
-    each = [1 / GROUP / len(ids) ** 0.5 for ids in completions]
-    expected = naive_conflict_push(completions, advantages, GROUP, each)
-    assert (row["conflict_push"], row["conflict_push_corrected"]) == pytest.approx(expected, rel=1e-4)
-
-
-def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, build: Any) -> None:
-    add(Silent, "mine")
-    trainer = build("mine", **STEPS, **SHOWN)
-    trainer.train()
-    rows = trainer.state.log_history[:3]
-    assert all(row["conflict_tokens"] > 0 for row in rows)
-    assert not [name for row in rows for name in row if name.startswith("conflict_push")]
-    assert list(trainer._logs["extra"]["delta"]) == [1.0] * GROUP
 
 
 def test_an_objective_that_adds_a_metric_trains_the_same_tokens(add: Any, build: Any) -> None:
@@ -150,8 +99,8 @@ RETURNED: dict[str, tuple[Any, str]] = {
         "Measured.keep of shape (12, ",
     ),
     "one weight": (
-        lambda logps, entropy: (logps.mean(), Measured(entropy, token_weights=torch.tensor(0.5))),
-        "Measured.token_weights of shape (): expected a tensor of shape (12,)",
+        lambda logps, entropy: (logps.mean(), Measured(entropy, keep=torch.tensor(0.5))),
+        "Measured.keep of shape (): expected a tensor of shape (12,)",
     ),
     "a metric of rows": (
         lambda logps, entropy: (logps.mean(), Measured(entropy, metrics={"mine": entropy})),
