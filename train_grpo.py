@@ -1,20 +1,20 @@
-"""Train a policy with GRPO (arXiv 2402.03300), the baseline: data, rewards, logs and flags as in train_gtpo.py.
+"""Train a policy with GRPO (arXiv 2402.03300), the baseline, or with your own objective; all else as train_gtpo.py.
 
-    python train_grpo.py --model tiny --dataset arithmetic --G 12        # a CPU, minutes
-    python train_grpo.py --model qwen --dataset math --G 8 --beta 1e-6   # one GPU, Listing 1 of the paper
-
-Differs from train_gtpo.py by --objective my_objective.py:Mine instead of GTPOArguments, and by the trainer.
+python train_grpo.py --model tiny --dataset arithmetic --G 12        # a CPU, minutes
+python train_grpo.py --model qwen --dataset math --G 8 --beta 1e-6   # one GPU, Listing 1 of the paper
+python train_grpo.py --objective my_objective.py:Mine --model tiny --dataset arithmetic
 """
 
 from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, RewardArguments, RunArguments
-from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.cli.parse import load_backend_of, parse, read_command_line
 from gtpo.runs.script import run_script
 
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
-    backend = load_backend_from_flags("grpo", SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("grpo")
+    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
@@ -28,8 +28,8 @@ def main() -> None:
     from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
-    kind, classes = load_objective(GRPOTrainer, (*SETTINGS, GRPOConfig))
-    settings = parse("grpo", (*SETTINGS, *classes, GRPOConfig))
+    kind, classes = load_objective(line.flags.get("objective"), GRPOTrainer, (*SETTINGS, GRPOConfig))
+    settings = parse(line, (*SETTINGS, *classes, GRPOConfig))
     check_machine(settings, backend)
     kind.check_settings(settings.trainer)
     rows, held_out = load_rows(settings)

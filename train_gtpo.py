@@ -8,14 +8,15 @@ Differs from train_grpo.py only by GTPOArguments and GTPOTrainer.
 """
 
 from gtpo.arguments import DataArguments, FormatArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
-from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.cli.parse import load_backend_of, parse, read_command_line
 from gtpo.runs.script import run_script
 
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments)
 
 
 def main() -> None:
-    backend = load_backend_from_flags("gtpo", SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("gtpo")
+    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GTPOTrainer
@@ -28,7 +29,7 @@ def main() -> None:
     from gtpo.training.loop import run
     from rewards import rewards_in
 
-    settings = parse("gtpo", (*SETTINGS, GRPOConfig))
+    settings = parse(line, (*SETTINGS, GRPOConfig))
     check_machine(settings, backend)
     GTPOTrainer.check_settings(settings.trainer)
     rows, held_out = load_rows(settings)

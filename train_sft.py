@@ -8,14 +8,15 @@ The prompts are those of GTPO and GRPO. The loss covers the completion only: sol
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RunArguments
-from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.cli.parse import load_backend_of, parse, read_command_line
 from gtpo.runs.script import run_script
 
 SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
-    backend = load_backend_from_flags("sft", SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("sft")
+    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
     from gtpo.data.load import load_rows, prepare_prompts, to_demonstrations
@@ -26,7 +27,7 @@ def main() -> None:
     from gtpo.training.loop import run
     from gtpo.training.refusals import check_unused
 
-    settings = parse("sft", (*SETTINGS, SFTConfig))
+    settings = parse(line, (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
     check_unused(settings.trainer, "sft")
     rows, held_out = load_rows(settings)

@@ -309,7 +309,7 @@ class RunArguments:
         None, "Prompts per optimizer step, with G completions each [Listing 1: 1]; batch sizes follow from it."
     )
     resume: str | None = option(
-        None, "Resume the run in --output_dir, or in the given directory.", nargs="?", const="auto"
+        None, "Resume the run in the given directory, or in --output_dir.", nargs="?", const="auto"
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
     merge: Literal["none", "16bit"] = option("none", "16bit: also write merged/, one standalone model.")

@@ -20,7 +20,7 @@ from tqdm import trange
 from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments
-from gtpo.cli.parse import parse
+from gtpo.cli.parse import parse, read_command_line
 from gtpo.data.load import load_train
 from gtpo.files import write_atomically
 from gtpo.grading.user_functions import load_rewards
@@ -172,7 +172,7 @@ def one_step_of(words: Words, checkpoint: Path | None) -> OneStep:
         words: The flags of the run.
         checkpoint: Directory of the adapter; None: the untrained one.
     """
-    settings = parse("grpo", (*SETTINGS, GRPOConfig), words)
+    settings = parse(read_command_line("grpo", words), (*SETTINGS, GRPOConfig))
     prompt_format = settings.prompt.format
     rows = load_train(settings.data, settings.trainer.seed, prompt_format=prompt_format)
     policy, tokenizer = load_policy(settings, "transformers")

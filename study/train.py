@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gtpo.arguments import GTPOArguments, Settings
-from gtpo.cli.parse import load_backend_from_flags, parse, parse_evaluation
+from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
 from gtpo.runs.script import run_script
 from study import SETTINGS, Row, Words
 from study.bench import Base, Comparison
@@ -77,7 +77,8 @@ def main(only_read: bool = False) -> Settings:
     """Train; or only read what the command line names and check that the run can start."""
     method = sys.argv.pop(1)[6:10]  # of train_grpo.py or train_gtpo.py
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
-    backend = "" if only_read else load_backend_from_flags(method, classes)
+    line = read_command_line(method)
+    backend = "" if only_read else load_backend_of(line, classes)
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer, GTPOTrainer
@@ -90,8 +91,8 @@ def main(only_read: bool = False) -> Settings:
     from rewards import rewards_in
 
     trainer = GTPOTrainer if method == "gtpo" else GRPOTrainer
-    kind, own_settings = load_objective(trainer, (*classes, GRPOConfig))
-    settings = parse(method, (*classes, *own_settings, GRPOConfig))
+    kind, own_settings = load_objective(line.flags.get("objective"), trainer, (*classes, GRPOConfig))
+    settings = parse(line, (*classes, *own_settings, GRPOConfig))
     rows, _ = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
     checkpoint = check_run(settings, rows)

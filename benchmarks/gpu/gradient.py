@@ -99,14 +99,14 @@ def given(base: type, file: Path) -> type:
 
 
 if __name__ == "__main__":
-    from gtpo.cli.parse import load_backend_from_flags
+    from gtpo.cli.parse import load_backend_of, read_command_line
     from gtpo.runs.script import log_to_stderr
     from train_gtpo import SETTINGS
 
     log_to_stderr()  # before Unsloth, which would set up the logs
 
     file, script, *argv = sys.argv[1:]
-    load_backend_from_flags("gtpo", SETTINGS, argv)  # before transformers is imported, as in the script
+    load_backend_of(read_command_line("gtpo", argv), SETTINGS)  # before transformers is imported, as in the script
     from gtpo.training import trainer
 
     trainer.GTPOTrainer = given(trainer.GTPOTrainer, Path(file))  # type: ignore[misc, assignment]

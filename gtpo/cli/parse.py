@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,6 @@ from gtpo.runs.directory import (
     existing_run,
     find_adapter,
     method_of,
-    own_runs,
     to_argv,
 )
 
@@ -77,33 +77,67 @@ DERIVED = (  # from other settings, unless given
     "per_device_eval_batch_size",
     *_OF_VLLM,
 )
-_UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
-    "top_k",  # 0 and -1: every token
-    "gradient_checkpointing_kwargs",  # {"use_reentrant": True}
-    "dataset_num_proc",  # the number of cores
-}
 
 
-def load_backend_from_flags(method: str, classes: Classes, argv: Sequence[str] | None = None) -> str:
+@dataclass(frozen=True)
+class Start:
+    """What decides how everything else is read, before TRL is imported.
+
+    ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
+    stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run, with its prompt.
+    """
+
+    model: str
+    backend: str
+    dry_run: bool
+    run: RunDirectory | None
+    config: str | None
+    of_run: bool
+    adapter: Path | None
+    stored: Values
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The command line of a train script, read once; everything that is read of it later is read from here."""
+
+    method: str  # gtpo, grpo or sft: the preset directory, and the first part of the run's name
+    words: list[str]  # as typed, with the names of flags in full
+
+    @cached_property
+    def flags(self) -> Flags:
+        """Name -> first word of each setting."""
+        return flags_on(self.words)
+
+    @cached_property
+    def start(self) -> Start:
+        """The run that is named: a new one, one that is resumed, or one from an adapter."""
+        return find_start(self.method, self.flags)
+
+
+def read_command_line(method: str, words: Sequence[str] | None = None) -> CommandLine:
+    """That of this process, or other words."""
+    return CommandLine(method, spelled_out(words))
+
+
+def load_backend_of(line: CommandLine, classes: Classes) -> str:
     """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
     The names of flags are checked first, because all that follows takes seconds. With ``--dry_run`` neither GPU nor
     packages are needed.
     """
-    argv = spelled_out(argv)
-    flags = flags_on(argv)
-    if HELP_FLAGS & set(argv):
-        print_help(method, classes, _help_preset(method, flags))
-    if HELP_ALL in argv:
+    if HELP_FLAGS & set(line.words):
+        print_help(line.method, classes, _help_preset(line))
+    if HELP_ALL in line.words:
         return "transformers"  # parse prints it and exits
-    given = check_flags(method, argv, classes)
-    start = find_start(method, flags)
-    _check_inputs(method, start, given)
+    given = check_flags(line.method, line.words, classes)
+    start = line.start
+    _check_inputs(line.method, start, given)
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
 
-def _check_inputs(method: str, start: "_Start", given: Values) -> None:
+def _check_inputs(method: str, start: Start, given: Values) -> None:
     """:func:`gtpo.cli.early.check_inputs` for the settings of preset, file and command line."""
     from gtpo.cli.early import check_inputs  # they import more than `--help` needs
     from gtpo.runs.start import check_directory, refuse_few_rows
@@ -122,18 +156,14 @@ def _check_inputs(method: str, start: "_Start", given: Values) -> None:
         check_directory(path, bool(start.run), "overwrite" in given)
 
 
-def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> Settings:
-    """Read preset, ``--config`` and command line, ``sys.argv[1:]`` by default, of a training run.
-
-    ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
-    """
-    argv = spelled_out(argv)
-    flags = flags_on(argv)
+def parse(line: CommandLine, classes: Classes) -> Settings:
+    """The settings of a training run from preset, ``--config`` and command line; the last class is TRL's config."""
+    method = line.method
     parser = _parser(classes)
-    if HELP_ALL in argv:
-        print_all(parser, _help_preset(method, flags))
-    start = find_start(method, flags)
-    named = flags.keys()
+    if HELP_ALL in line.words:
+        print_all(parser, _help_preset(line))
+    start = line.start
+    named = line.flags.keys()
     if not start.of_run:
         check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
@@ -150,7 +180,7 @@ def parse(method: str, classes: Classes, argv: Sequence[str] | None = None) -> S
     if "num_train_epochs" in given and "max_steps" not in given:
         of_file["max_steps"] = -1  # that of the preset would end the run before
     parser.set_defaults_with_config(**of_file)
-    values = _read(parser, argv)
+    values = _read(parser, line.words)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
     prompt = stored_prompt(start.stored)
@@ -201,25 +231,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     return Preset(method, name, "gpu" if on_gpu else "cpu")
 
 
-@dataclass
-class _Start:
-    """What decides how everything else is read, before TRL is imported.
-
-    ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
-    stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run, with its prompt.
-    """
-
-    model: str
-    backend: str
-    dry_run: bool
-    run: RunDirectory | None
-    config: str | None
-    of_run: bool
-    adapter: Path | None
-    stored: Values
-
-
-def find_start(method: str, flags: Flags) -> _Start:
+def find_start(method: str, flags: Flags) -> Start:
     """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
     run = find_run(method, flags)
     config = flags.get("config")
@@ -251,11 +263,11 @@ def find_start(method: str, flags: Flags) -> _Start:
         model = of_prompt["model"]
     backend = given.get("backend", ModelArguments.backend)
     dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return _Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
+    return Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
 
 
 def find_run(method: str, flags: Flags) -> RunDirectory | None:
-    """The run that ``--resume`` names; alone that of ``--output_dir``, or the newest one. None: a new run."""
+    """The run that ``--resume`` names; alone that of ``--output_dir``, or of ``--config``. None: a new run."""
     if "resume" not in flags:
         return None
     output_dir = flags.get("output_dir")
@@ -271,17 +283,14 @@ def find_run(method: str, flags: Flags) -> RunDirectory | None:
     elif flags.get("config"):
         return None
     else:
-        name = flags.get("run_name")
-        model = Path(flags.get("model") or "*").name
-        data = Path(flags.get("dataset") or "*").name.partition(".")[0]
-        run = _newest_run(method, f"*-{model}-{data}-{name}" if name else "*")
+        raise UsageError("--resume names no run: add its directory, --resume outputs/RUN.")
     of = method_of(run)
     if of != method:
         raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
     return run
 
 
-def _of_this_machine(start: _Start, of_preset: Values) -> Values:
+def _of_this_machine(start: Start, of_preset: Values) -> Values:
     """Settings that adapt those of a preset to this machine; --config and the command line override them."""
     import torch
 
@@ -323,17 +332,9 @@ def _drop_remote_settings(stored: Values, plain: Values, named: Set[str], config
         logger.warning("not taken from %s: if the run is yours, add %s", config, again)
 
 
-def _newest_run(method: str, name: str) -> RunDirectory:
-    """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    runs = [run for run in own_runs() if run.has_checkpoint and run.path.match(name) and method_of(run) == method]
-    if not runs:
-        raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
-    return sorted(runs, key=lambda run: not run.is_finished)[-1]
-
-
-def _help_preset(method: str, flags: Flags) -> Values:
+def _help_preset(line: CommandLine) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
-    return preset_for(method, flags.get("model") or "tiny", dry_run=True).values()
+    return preset_for(line.method, line.flags.get("model") or "tiny", dry_run=True).values()
 
 
 # The parser
@@ -414,7 +415,7 @@ def _word_of(value: Any, action: argparse.Action) -> str:
     return str(value)
 
 
-def _derive(method: str, preset: Preset, start: _Start, values: Values, named: Set[str]) -> None:
+def _derive(method: str, preset: Preset, start: Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -471,7 +472,9 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
         given = {name: values[name] for name in fields_of([kind])}
         groups[label] = kind(**given)
     trainer = trainer_class(**copy.deepcopy(asked))
-    _undo_changes_of_unsloth(trainer, asked)
+    for name in ("scale_rewards", "epsilon_high"):  # Unsloth's config has others for loss_type dr_grpo and dapo
+        if name in asked:
+            setattr(trainer, name, asked[name])
     from torch import distributed
 
     if distributed.is_initialized():  # the clocks of several processes may give different names
@@ -486,22 +489,3 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
     if missing:
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
     return settings
-
-
-def _undo_changes_of_unsloth(trainer: Any, asked: Values) -> None:
-    """Set back what Unsloth's config class makes of the settings where TRL's own makes something else.
-
-    For loss_type dr_grpo it changes scale_rewards, for dapo epsilon_high; nothing has read them yet.
-    """
-    plain_class = type(trainer).__bases__[0]
-    if plain_class.__name__ != type(trainer).__name__:  # Unsloth's is a subclass of TRL's with the same name
-        return
-    fields = fields_of([plain_class])
-    known = {name: asked[name] for name in fields if name in asked}
-    plain = plain_class(**copy.deepcopy(known))
-    for name in fields.keys() - _UNSLOTH_RESOLVES:
-        wanted = getattr(plain, name)
-        found = getattr(trainer, name)
-        if found != wanted:
-            logger.warning("Unsloth changed %s from %s to %s: set back to %s", name, wanted, found, wanted)
-            setattr(trainer, name, wanted)

@@ -1,6 +1,5 @@
 """A user's objective in the train script: ``train_grpo.py --objective file.py:Class``."""
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,19 +9,16 @@ from gtpo.grading.user_functions import import_named
 from gtpo.training.refusals import uses_unsloth
 
 
-def load_objective(base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:
+def load_objective(name: str | None, base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:
     """The trainer class that ``--objective`` names, and the dataclass ``Settings`` of that class, if it has one.
 
-    Only a flag of the command line is imported: a stored configuration may be a stranger's.
+    It has to be that of the command line: a stored configuration may be a stranger's.
 
     Args:
+        name: file.py:Class.
         base: gtpo.GRPOTrainer, which is the class without the flag.
         others: Dataclasses of settings; a field of ``Settings`` has another name than theirs.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--objective")
-    flags, _ = parser.parse_known_args()
-    name = flags.objective
     if name is None:
         return base, []
     if uses_unsloth():

@@ -277,7 +277,9 @@ def _settings() -> dict[str, Any]:
         # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
         argv = ["--config", str(ROOT / file), *flags, "--run_name", "x", "--use_cpu", "true"]
         argv += ["--model", "qwen"] if "/baselines/" in file else []
-        settings = cli.parse(method, (*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig), argv)
+        settings = cli.parse(
+            cli.read_command_line(method, argv), (*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig)
+        )
         if method == "gtpo":
             GTPOTrainer.check_settings(settings.trainer)
         fields = {field.name for field in dataclasses.fields(settings.trainer)}

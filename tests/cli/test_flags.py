@@ -18,7 +18,7 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo.arguments import GTPOArguments
 from gtpo.cli.flags import annotations_of, check_flags, spelled_out
-from gtpo.cli.parse import load_backend_from_flags
+from gtpo.cli.parse import load_backend_of, read_command_line
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 from train_sft import SETTINGS as OF_SFT
@@ -144,7 +144,7 @@ def test_wrong_inputs_are_refused_before_torch_is_imported(script: str, inputs: 
 def test_right_inputs_pass(flags: str, inputs: Path, no_gpu: None) -> None:
     stored = {"model": "tiny", "gamma": 0.1, "num_generations": 4, "prompts_per_step": 1, "dataset": "two.csv"}
     fake_run(inputs / "mine", stored, steps=[5])
-    assert load_backend_from_flags("gtpo", SETTINGS, flags.split()) == "transformers"
+    assert load_backend_of(read_command_line("gtpo", flags.split()), SETTINGS) == "transformers"
 
 
 def test_a_short_name_is_told_in_a_message_of_its_long_one() -> None:

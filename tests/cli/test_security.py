@@ -11,13 +11,11 @@ from types import SimpleNamespace
 import pytest
 from helpers.runs import fake_run
 from helpers.scripts import ROOT, run_process
-from trl import GRPOConfig
+from helpers.settings import parsed
 
-from gtpo.cli.parse import parse
 from gtpo.errors import RunError, UsageError
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import command_of
-from train_gtpo import SETTINGS
 
 SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
 
@@ -59,7 +57,7 @@ def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
     (tmp_path / "secret").write_text("abcd1234")  # as the id of a run
     identity = tmp_path / "wandb_id"
     identity.symlink_to(tmp_path / "secret") if planted == "a link" else identity.write_text(planted)
-    settings = parse("gtpo", (*SETTINGS, GRPOConfig), ["--output_dir", str(tmp_path)])
+    settings = parsed("--output_dir", str(tmp_path))
     first = start_wandb(settings).id
     second = start_wandb(settings).id
     assert first == second == identity.read_text() and first not in ("abcd1234", planted)

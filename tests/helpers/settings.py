@@ -3,7 +3,7 @@
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.arguments import Settings
-from gtpo.cli.parse import parse
+from gtpo.cli.parse import parse, read_command_line
 from train_grpo import SETTINGS as OF_GRPO
 from train_gtpo import SETTINGS as OF_GTPO
 from train_sft import SETTINGS as OF_SFT
@@ -17,4 +17,4 @@ CLASSES: dict[str, tuple[type, ...]] = {
 
 def parsed(*argv: str, method: str = "gtpo") -> Settings:
     """The settings of ``train_METHOD.py *argv``."""
-    return parse(method, CLASSES[method], list(argv))
+    return parse(read_command_line(method, argv), CLASSES[method])

@@ -13,7 +13,7 @@ from helpers.scripts import run_process
 from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
 
-from gtpo.cli.parse import load_backend_from_flags
+from gtpo.cli.parse import load_backend_of, read_command_line
 from gtpo.evaluation import sampling
 from gtpo.models import backend
 from gtpo.models.backend import load_backend
@@ -29,7 +29,7 @@ def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -
     for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
         with refused(r"7\.0"):
             load()
-    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
+    assert load_backend_of(read_command_line("gtpo", ["--model", "llama", "--dry_run"]), SETTINGS) == "unsloth"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
     assert load_backend("transformers") == "transformers"
 
@@ -64,7 +64,7 @@ LLAMA = ["--model", "llama"]
 
 @pytest.mark.parametrize("argv", [[], LLAMA, ["--backend", "auto"], ["--backend=transformers"]])
 def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
+    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == "transformers"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_with_gpu_flags_and_files_choose_the_backend(
     if text:
         (tmp_path / "settings.yaml").write_text(text)
         argv = ["--config", str(tmp_path / "settings.yaml")]
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == expected
+    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == expected
 
 
 # with a fake Unsloth
@@ -92,7 +92,7 @@ def test_with_gpu_flags_and_files_choose_the_backend(
 
 @pytest.mark.parametrize("argv", [LLAMA, ["--backend", "unsloth"]])
 def test_on_a_gpu_unsloth_is_the_backend(argv: list[str], unsloth: FakeUnsloth) -> None:
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "unsloth"
+    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == "unsloth"
 
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
@@ -104,17 +104,17 @@ def test_another_version_of_a_gpu_package_is_refused(
         monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: found}).get)
         monkeypatch.setenv("GTPO_ALLOW_VERSIONS", str(int(allowed)))
         if found and allowed:
-            assert load_backend_from_flags("gtpo", SETTINGS, LLAMA) == "unsloth" and package in caplog.text
+            assert load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS) == "unsloth" and package in caplog.text
             continue
         with refused(f"{package} {backend.GPU_PACKAGES[package]}.*{found or 'none'}"):
-            load_backend_from_flags("gtpo", SETTINGS, LLAMA)
+            load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS)
         assert found is None or caplog.messages == []
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with refused("unsloth_compiled_cache"):
-        load_backend_from_flags("gtpo", SETTINGS, LLAMA)
+        load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS)
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])

@@ -11,16 +11,17 @@ import pytest
 import torch
 import trl
 import trl.trainer.grpo_trainer
-import trl.trainer.sft_trainer  # before subprocess is replaced
+import trl.trainer.sft_trainer  # noqa: F401  # before subprocess is replaced
 from helpers.files import tables_of
 from helpers.refusals import refused
 from helpers.scripts import run_process
+from helpers.settings import parsed
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import Settings
 from gtpo.cli import parse as cli
-from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.cli.parse import load_backend_of, read_command_line
 from gtpo.models import backend, preflight
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine, checks, describe_dry_run
@@ -95,7 +96,7 @@ def settings_of(*argv: str, model: str = "llama") -> Settings:
     """The settings of a run on a GPU; a dry run, in which Transformers accepts bfloat16 on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "gpu_is_available", lambda: False)
-        settings = parse("gtpo", (*SETTINGS, trl.GRPOConfig), ["--model", model, "--dry_run", *argv])
+        settings = parsed("--model", model, "--dry_run", *argv)
     settings.run.dry_run = False
     settings.given["use_cpu"] = False
     return settings
@@ -133,8 +134,8 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
     see_gpu(monkeypatch, False)
     for argv in (["--model", "llama"], ["--model", "a/b", "--backend", "unsloth"]):
         with refused(f"{OLD}.*R580"):
-            load_backend_from_flags("gtpo", SETTINGS, argv)
-            parse("gtpo", (*SETTINGS, trl.GRPOConfig), argv)
+            load_backend_of(read_command_line("gtpo", argv), SETTINGS)
+            parsed(*argv)
     cli.preset_for("gtpo", "a/b")
     assert [OLD in message for message in caplog.messages] == [True]
     cli.preset_for("gtpo", "tiny")

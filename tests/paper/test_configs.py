@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from helpers.files import tables_of
-from helpers.settings import CLASSES
+from helpers.settings import parsed
 
 import gtpo.cli.parse
 from gtpo.arguments import Settings
-from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
 
 PARTS: dict[str, dict[str, Any]] = tables_of(__file__)
@@ -59,7 +58,7 @@ def read(method: str, *argv: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
-        return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
+        return parsed("--use_cpu", "true", *argv, method=method)
 
 
 @functools.cache

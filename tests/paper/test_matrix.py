@@ -9,11 +9,11 @@ import pytest
 from helpers.files import write_json
 from helpers.refusals import refused
 from helpers.runs import checkpoint, fake_run, finish, held
-from helpers.settings import CLASSES
+from helpers.settings import parsed
 from paper_runs import FIGURES as PAPER_FIGURES
 
 from gtpo.arguments import name_of
-from gtpo.cli.parse import parse, parse_evaluation
+from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
 from gtpo.files import CONFIGS, fingerprint
@@ -44,7 +44,7 @@ def test_tiny_run_resolves(name: str) -> None:
     script, *flags = experiment(MATRIX, "tiny", name, 2).argv
     method = name.partition("-")[0]
     assert script == f"train_{method}.py"
-    resolved = parse(method, CLASSES[method], [*flags, "--dry_run", "true"]).to_dict()
+    resolved = parsed(*flags, "--dry_run", "true", method=method).to_dict()
     settings = MATRIX["tiny"]["base"][method] | MATRIX["tiny"]["runs"][name]
     for key, value in settings.items():
         assert resolved[{"G": "num_generations"}.get(key, key)] == value, key
@@ -60,8 +60,8 @@ def test_paper_run_is_its_config_file_in_its_own_directory(
     method = name.partition("-")[0]
     on_cpu = ["--use_cpu", "true", "--dry_run", "true"]
     flags = experiment(MATRIX, "paper", name, 5).argv[1:]
-    resolved = parse(method, CLASSES[method], [*flags, *on_cpu]).to_dict()
-    of_file = parse(method, CLASSES[method], ["--config", f"configs/paper/{name}.yaml", *on_cpu]).to_dict()
+    resolved = parsed(*flags, *on_cpu, method=method).to_dict()
+    of_file = parsed("--config", f"configs/paper/{name}.yaml", *on_cpu, method=method).to_dict()
     assert resolved == of_file | {"seed": 5, "output_dir": f"outputs/reproduce/paper/{name}-s5"}
 
 

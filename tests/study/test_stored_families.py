@@ -3,9 +3,8 @@
 from itertools import pairwise
 from pathlib import Path
 
-from helpers.settings import CLASSES
+from helpers.settings import parsed
 
-from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.directory import to_argv
 from study.bench import known_comparison, known_comparisons
@@ -35,7 +34,7 @@ def first_run(title: str, rate: str, seed: int) -> tuple[dict[str, str], Path]:
 def test_smollm2_starts_from_its_warm_start() -> None:
     """study/warm_start.yaml, which `make smol` runs, makes the model of the base."""
     warm_start = read_yaml(CONFIGS.parent / "study" / "warm_start.yaml")
-    resolved = parse("sft", CLASSES["sft"], [*to_argv(warm_start), "--dry_run", "true"]).to_dict()
+    resolved = parsed(*to_argv(warm_start), "--dry_run", "true", method="sft").to_dict()
     assert warm_start.items() <= resolved.items() and resolved["max_seq_length"] == 512  # of configs/sft/smol.yaml
     flags, _ = first_run("smol", "3e-4", 1)
     assert flags["--model"] == f"{warm_start['output_dir']}/merged"
