@@ -307,16 +307,30 @@ def test_the_initial_entropy_has_its_own_random_numbers(make_sampling: Any) -> N
 # Resume
 
 
+def chosen_rows(given: Any) -> tuple[list[Values], list[Values] | None]:
+    """Training and held-out rows as settings choose them."""
+    rows = rows_of(100)
+    if given.data.eval_dataset:
+        return rows, [{"prompt": given.data.eval_dataset}]
+    if given.data.eval_rows:
+        first = given.trainer.seed % 50
+        last = first + given.data.eval_rows
+        return rows[:first] + rows[last:], rows[first:last]
+    return rows, None
+
+
 @pytest.mark.parametrize(
     ("before", "flags", "is_kept"),
     TABLES["a_resumed_run_keeps_its_held_out_rows"],
 )
 def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept: bool, tmp_path: Path) -> None:
-    start_run(settings("--output_dir", str(tmp_path), "--max_steps", "10", *before.split()))
+    started = settings("--output_dir", str(tmp_path), "--max_steps", "10", *before.split())
+    check_run(started, *chosen_rows(started))
+    start_run(started)
     newest = checkpoint(tmp_path, 2)
     with nullcontext() if is_kept else refused(flags.split()[0]):
         given = settings("--output_dir", str(tmp_path), "--resume", *flags.split())
-        assert check_run(given, rows=rows_of(100)) == str(newest)
+        assert check_run(given, *chosen_rows(given)) == str(newest)
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:
