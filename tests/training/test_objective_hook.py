@@ -83,7 +83,7 @@ PAIR = "expected a pair, the loss and gtpo.Measured"
 RETURNED: dict[str, tuple[Any, str]] = {
     "Measured alone": (
         lambda logps, entropy: Measured(entropy),
-        f"Tensor, NoneType, NoneType, NoneType, NoneType: {PAIR}",
+        f"Tensor, NoneType, NoneType, NoneType: {PAIR}",
     ),
     "nothing": (lambda logps, entropy: None, f"NoneType: {PAIR}"),
     "a loss of rows": (
