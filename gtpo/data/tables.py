@@ -1,16 +1,14 @@
 """Your rows: JSONL, CSV and Parquet files, and datasets of the Hub.
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
-What cannot be read is an error that names file and line. A stranger's file cannot exhaust memory: rows, columns and
-bytes have a limit. ``datasets`` and ``pyarrow`` are imported when needed.
+What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
 """
 
 import csv
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +22,6 @@ Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or t
 Placed = tuple[Row, str]  # a row with its place: `line 3 of my.csv`
 DATASETS = ("gsm8k", "math", "arithmetic")  # that a run trains on by name
 ROLES = ("prompt", "answer", "solution")  # of columns of your data
-MAX_ROWS = 1_000_000
-MAX_COLUMNS = 1_000
-MAX_CELLS = 2**25
-MAX_BYTES = 2**32  # of memory while a file is read
 
 
 class Table(NamedTuple):
@@ -47,12 +41,6 @@ class Table(NamedTuple):
             columns |= row
         if not rows:
             raise UsageError(f"{name} has no rows.")
-        width = len(columns)
-        if len(rows) > MAX_ROWS or width > MAX_COLUMNS or width * len(rows) > MAX_CELLS:
-            raise UsageError(
-                f"{name} has {width:,} columns in {len(rows):,} rows or more, which is more than this program reads: "
-                "split it, add --limit, or keep the columns of prompt and answer."
-            )
         return cls(name, list(columns), rows)
 
 
@@ -125,41 +113,24 @@ def refuse_flags(flags: SourceArguments, names: Sequence[str], source: str) -> N
 
 
 def read_table(source: str, flags: SourceArguments, default_split: str) -> Table:
-    """The rows of a file, or of one split of a dataset of the Hub; with ``--limit`` of a longer one the first."""
-    most = MAX_ROWS + (flags.limit is None)
+    """The rows of a file, or of one split of a dataset of the Hub."""
     if is_on_hub(source):
-        return read_hub(source, [flags.dataset_config], flags.split or default_split, most)
+        return read_hub(source, [flags.dataset_config], flags.split or default_split)
     refuse_flags(flags, ("dataset_config", "split"), source)
-    return read_file(Path(source), most)
+    return read_file(Path(source))
 
 
-def read_file(path: Path, most: int = MAX_ROWS + 1) -> Table:
-    """The first rows of a file, whose ending names the format; more than MAX_ROWS are refused."""
+def read_file(path: Path) -> Table:
+    """The rows of a file, whose ending names the format."""
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     check_regular(path)
     try:
-        with _memory_limit():
-            rows = list(islice(FORMATS[ending](path), most))
-    except Exception as error:  # of the reader of each format; MemoryError too
+        rows = list(FORMATS[ending](path))
+    except Exception as error:  # of the reader of each format
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     return Table.of(str(path), "row" if ending == ".parquet" else "line", rows)
-
-
-@contextmanager
-def _memory_limit() -> Iterator[None]:
-    """Inside, this process may take MAX_BYTES more: then MemoryError, not the end of the machine's memory."""
-    from resource import RLIMIT_AS, getpagesize, getrlimit, setrlimit  # not on Windows
-
-    limits = getrlimit(RLIMIT_AS)
-    with suppress(OSError, ValueError):  # not on every system
-        pages = Path("/proc/self/statm").read_bytes().split()[0]
-        setrlimit(RLIMIT_AS, (int(pages) * getpagesize() + MAX_BYTES, limits[1]))
-    try:
-        yield
-    finally:
-        setrlimit(RLIMIT_AS, limits)
 
 
 def _read_jsonl(path: Path) -> Numbered:
@@ -200,8 +171,7 @@ def _read_parquet(path: Path) -> Numbered:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        batches = file.iter_batches(1024, use_threads=False)  # a thread of Arrow's aborts where memory ends
-        yield from enumerate(chain.from_iterable(map(_rows_of, batches)), 1)
+        yield from enumerate(chain.from_iterable(map(_rows_of, file.iter_batches())), 1)
 
 
 FORMATS = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
@@ -228,14 +198,14 @@ def _with_floats_as(leaf: Any, kind: Any) -> Any:
     return leaf if str(kind) == "float" else kind
 
 
-def read_hub(hub_id: str, configs: Sequence[str | None], split: str, most: int = MAX_ROWS + 1) -> Table:
+def read_hub(hub_id: str, configs: Sequence[str | None], split: str) -> Table:
     """The rows of one split of a dataset of the Hub, of all of these configurations, as :func:`read_file`."""
     from datasets import load_dataset
 
     rows = []
     try:
         for config in configs:
-            rows += _rows_of(load_dataset(hub_id, config, split=split).with_format("arrow")[:most])
+            rows += _rows_of(load_dataset(hub_id, config, split=split).with_format("arrow")[:])
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
         raise UsageError(
             f"cannot read {hub_id}, split {split!r}, from the Hub: {error}: check the name, --split, --dataset_config, "

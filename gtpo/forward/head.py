@@ -7,11 +7,12 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 logger = logging.getLogger(__name__)
 Pair = tuple[Tensor, Tensor]
@@ -47,9 +48,10 @@ def linear_logps_and_entropy(
         d ln pi_y / dh = (1 - pi_y) (c_y W_y - sum_{k != y} e_k c_k W_k / so),    c = dz / d(hidden @ weight.T),
 
     where nothing cancels for pi_y close to 1. With a frozen head (LoRA), the forward computes d ln pi_y / dh on the
-    same tile (two matmuls in total) and the backward scales it. With a trainable ``weight`` or ``bias``, the backward
-    recomputes the tiles (four matmuls in total, in float32). Autocast has no effect: the matmuls run in the dtype of
-    ``weight``, the sums in float32 (float64).
+    same tile (two matmuls in total) and the backward scales it. With a trainable ``weight`` or ``bias``, it is
+    :func:`plain_logps_and_entropy` of some rows at a time, whose logits the backward computes again (four matmuls in
+    total, in float32). Autocast has no effect: the matmuls run in the dtype of ``weight``, the sums in float32
+    (float64).
 
     Args:
         hidden: Last hidden states of the tokens that predict the targets. Shape (N, H).
@@ -73,7 +75,7 @@ def linear_logps_and_entropy(
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
     _check(head, hidden, targets, grad_rows)
     if weight.requires_grad or getattr(bias, "requires_grad", False):
-        return _TrainableHead.apply(hidden, weight, bias, targets, grad_rows, head)
+        return _trainable_head(head, hidden, targets, grad_rows)
     return _FrozenHead.apply(hidden, targets, grad_rows, head)
 
 
@@ -104,6 +106,28 @@ def plain_logps_and_entropy(
     return logps, torch.special.entr(pi).sum(-1)
 
 
+def _trainable_head(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> Pair:
+    """As many rows at a time as have a tile of logits."""
+    dtype = _sum_dtype(hidden)
+    plain = partial(
+        plain_logps_and_entropy,
+        temperature=head.temperature,
+        bias=None if head.bias is None else head.bias.to(dtype),
+        logit_scale=head.logit_scale,
+        softcap=head.softcap,
+    )
+    weight = head.weight.to(dtype)
+    rows = max(1, math.prod(_tile_size(hidden.device)) // len(weight))
+    logps = []
+    entropies = []
+    with torch.autocast(hidden.device.type, enabled=False):
+        for states, ids, wanted in zip(hidden.split(rows), targets.split(rows), grad_rows.split(rows), strict=True):
+            pair = checkpoint(plain, states, weight, ids, grad_rows=wanted, use_reentrant=False)
+            logps.append(pair[0])
+            entropies.append(pair[1])
+    return torch.cat(logps), torch.cat(entropies)
+
+
 def _check(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> None:
     tokens = len(targets)
     width = head.weight.shape[-1]
@@ -131,47 +155,6 @@ class _FrozenHead(torch.autograd.Function):
         direction, scale = ctx.saved_tensors
         factor = grad_logps * scale
         return direction * factor[:, None], None, None, None  # autograd casts it
-
-
-class _TrainableHead(torch.autograd.Function):
-    """Forward as with a frozen head, without the gradient; backward recomputes each tile of logits.
-
-    The matmuls are float32 (float64): the logits of the backward must agree with those that the forward normalized.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, grad_rows, head):  # type: ignore[no-untyped-def]
-        found = _scan(head._replace(matmul_dtype=_sum_dtype(hidden)), hidden, targets, None)
-        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, found.logps)
-        ctx.settings = head[3:]  # without the weights, which are saved as tensors
-        ctx.mark_non_differentiable(found.entropy)
-        return found.logps, found.entropy
-
-    @staticmethod
-    def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
-        hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
-        head = _Head(weight, bias, logps.dtype, *ctx.settings)
-        upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
-        grad_hidden = logps.new_zeros(hidden.shape)
-        grad_bias = logps.new_zeros(len(weight))
-        grad_weight = logps.new_zeros(weight.shape)
-        tile_rows, tile_columns = _tile_size(hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
-            for rows in _chunks(len(hidden), tile_rows):
-                surprise = -torch.expm1(logps[rows, None])  # 1 - pi_y without cancellation
-                z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
-                for columns in _chunks(len(weight), tile_columns):
-                    z = head.finish(head.products(hidden[rows], columns), columns)
-                    log_normalizer = z_y - logps[rows]
-                    pi = (z - log_normalizer[:, None]).clamp_(-MAX_DEFICIT, 0.0).exp_()
-                    tokens = torch.arange(columns.start, columns.stop, device=targets.device)
-                    is_target = targets[rows, None] == tokens
-                    grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
-                    grad = _times(grad, head.slope(z))
-                    grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
-                    grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
-                    grad_bias[columns] += grad.sum(0)
-        return grad_hidden, grad_weight, None if bias is None else grad_bias, None, None, None  # autograd casts them
 
 
 class _Head(NamedTuple):

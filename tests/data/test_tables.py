@@ -1,7 +1,6 @@
 """Your data: CSV, Parquet, folders and the Hub, the names of columns, and what is wrong, by file and line."""
 
 import json
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ from typing import Any
 import pandas
 import pytest
 from datasets import Dataset
-from helpers.files import write_lines
 from helpers.refusals import refused
 
 from gtpo.arguments import DataArguments
-from gtpo.data import tables
 from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.grading.user_functions import load_rewards
@@ -137,49 +134,6 @@ def test_a_limit_counts_usable_rows(tmp_path: Path) -> None:
     assert load_train(flags)["answer"][:] == ["1", "2", "4", "5", "7"]
     problems, _ = load_user_benchmark("own", flags.dataset, flags, limit=5)
     assert [problem.gold for problem in problems] == ["1", "2", "4", "5", "7"]
-
-
-def write_bombs(directory: Path) -> dict[str, Path]:
-    """Small files that unpack to much more than is read."""
-    import pyarrow
-    from pyarrow.parquet import write_table
-
-    paths = {
-        name: directory / name for name in ("rows.parquet", "text.parquet", "list.parquet", "wide.csv", "wide.jsonl")
-    }
-    one = pyarrow.array(["q"]).dictionary_encode()
-    write_table(pyarrow.table({"prompt": one.take(pyarrow.array([0] * 3000))}), paths["rows.parquet"])
-    long = pyarrow.array(["x" * 2**20]).dictionary_encode().take(pyarrow.array([0] * 1500))  # 1.5 GB
-    write_table(pyarrow.table({"prompt": long}), paths["text.parquet"], compression="zstd")
-    nested = pyarrow.ListArray.from_arrays(pyarrow.array([0, len(long)]), long)
-    write_table(pyarrow.table({"prompt": nested}), paths["list.parquet"], compression="zstd")
-    paths["wide.csv"].write_text(",".join(f"c{i}" for i in range(200_000)) + "\n" + "," * 199_999 + "\n")
-    lines = ({f"c{i}": 1 for i in range(1000)}, *({"c0": 1} for _ in range(10)))
-    write_lines(paths["wide.jsonl"], lines)
-    return paths
-
-
-def test_a_file_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (tables.MAX_ROWS, tables.MAX_BYTES) == (1_000_000, 2**32)
-    monkeypatch.setattr(tables, "MAX_ROWS", 2000)
-    monkeypatch.setattr(tables, "MAX_BYTES", 2**30)
-    monkeypatch.setattr(tables, "MAX_CELLS", 10_000)
-    paths = write_bombs(tmp_path)
-    assert all(path.stat().st_size < 3_000_000 for path in paths.values())
-    words = {
-        "rows.parquet": "1 columns in 2,001 rows or more",
-        "text.parquet": "text.parquet cannot be read: (malloc|MemoryError)",
-        "list.parquet": "list.parquet cannot be read: (malloc|MemoryError)",
-        "wide.csv": "200,000 columns in 1 rows",
-        "wide.jsonl": "1,000 columns in 11 rows",
-    }
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    for name, path in paths.items():
-        with refused(words[name]):
-            read_table(str(path), DataArguments(), "train")
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits
-    table = read_table(str(paths["rows.parquet"]), DataArguments(limit=2), "train")
-    assert len(table.rows) == 2000
 
 
 # ---- JSON ----

@@ -236,7 +236,7 @@ def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
 @FROZEN_OR_NOT
 def test_without_gradient_the_values_are_the_same(trainable: str) -> None:
     case = random_case((9, 4, 11), bias=True)
-    expected = run(linear_logps_and_entropy, case)
+    expected = run(linear_logps_and_entropy, case, trainable=trainable)
     for tensor in (case.hidden, case.weight, case.bias):
         tensor.requires_grad_(trainable != "nothing")
     with torch.no_grad():
@@ -303,8 +303,10 @@ def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (case.hidden @ case.weight.T).dtype == torch.bfloat16, "autocast is not on"
         ours = run(linear_logps_and_entropy, case, trainable=trainable)
-    for name, actual in ours.items().items():
-        assert_equal(actual, expected.items()[name])
+    # the gradients of a trained head are matmuls of autograd, which are autocast where the backward pass is
+    names = ("logps", "entropy", "grad_hidden") if trainable == "nothing" else ("logps", "entropy")
+    for name in names:
+        assert_equal(ours.items()[name], expected.items()[name])
 
 
 @mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
@@ -467,14 +469,13 @@ CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
 
 @mark.parametrize("surprise", [1e-2, 1e-4, 1e-7])
 @mark.parametrize("dtype", CONFIDENT.keys())
-@mark.parametrize("trainable", ["nothing", "weight"])
-def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, trainable: str, surprise: float) -> None:
+def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, surprise: float) -> None:
     # p = 1 - 1e-7: computed as W[y] - softmax @ W, the gradient is only rounding error in float32 and bfloat16.
     case = confident_case(surprise).to(dtype)
     truth = run(plain_head, case.to(torch.float64))
     plain = run(plain_head, case)
     assert (0.9 * surprise < -truth.logps).all() and (-truth.logps < 1.1 * surprise).all()
-    ours = run(linear_logps_and_entropy, case, trainable=trainable)
+    ours = run(linear_logps_and_entropy, case, trainable="nothing")
 
     def worst_row(outcome: Outcome, name: str) -> float:
         actual, expected = (x.items()[name].double().reshape(24, -1) for x in (outcome, truth))
@@ -690,10 +691,9 @@ def test_three_threads_give_the_results_of_one(
     assert_float64(parallel, alone)
 
 
-@FROZEN_OR_NOT
-def test_threads_work_in_inference_mode(trainable: str, three_threads: None) -> None:
+def test_threads_work_in_inference_mode(three_threads: None) -> None:
     case = random_case((600, 8, 50), bias=True)
-    expected = run(linear_logps_and_entropy, case, trainable=trainable)
+    expected = run(linear_logps_and_entropy, case, trainable="nothing")
     arguments = case.hidden.detach(), case.weight.detach(), case.targets
     with torch.inference_mode():
         logps, entropy = linear_logps_and_entropy(*arguments, bias=case.bias.detach())
