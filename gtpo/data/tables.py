@@ -8,7 +8,7 @@ import csv
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,14 +120,14 @@ def read_table(source: str, flags: SourceArguments, default_split: str) -> Table
     return read_file(Path(source))
 
 
-def read_file(path: Path) -> Table:
-    """The rows of a file, whose ending names the format."""
+def read_file(path: Path, most: int | None = None) -> Table:
+    """The rows of a file, or the first ones; its ending names the format."""
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     check_regular(path)
     try:
-        rows = list(FORMATS[ending](path))
+        rows = list(islice(FORMATS[ending](path), most))
     except Exception as error:  # of the reader of each format
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     return Table.of(str(path), "row" if ending == ".parquet" else "line", rows)

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 Pair = tuple[Tensor, Tensor]
 
 TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}  # rows and columns of the largest block of logits in memory
+MAX_LOGITS = 2**25  # elements, of some rows of a trained head
 MIN_ROWS = 256  # of a tile of one of several CPU threads
 CACHE_ELEMENTS = 2**17  # elements processed at once on a CPU: two float32 copies fit its cache
 COMPILE = True  # on CUDA, the elementwise work between the two matmuls
@@ -107,7 +108,7 @@ def plain_logps_and_entropy(
 
 
 def _trainable_head(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: Tensor) -> Pair:
-    """As many rows at a time as have a tile of logits."""
+    """As many rows at a time as have MAX_LOGITS."""
     dtype = _sum_dtype(hidden)
     plain = partial(
         plain_logps_and_entropy,
@@ -117,7 +118,7 @@ def _trainable_head(head: "_Head", hidden: Tensor, targets: Tensor, grad_rows: T
         softcap=head.softcap,
     )
     weight = head.weight.to(dtype)
-    rows = max(1, math.prod(_tile_size(hidden.device)) // len(weight))
+    rows = max(1, MAX_LOGITS // len(weight))
     logps = []
     entropies = []
     with torch.autocast(hidden.device.type, enabled=False):

@@ -29,6 +29,9 @@ _REFUSED = re.compile(  # texts that are not answers, or that would cost sympy s
     """
 )
 
+_DECORATED = r"\\(?:vec|bar|hat|tilde|dot|ddot|overline|widehat|mathcal)\{"
+_MANY_DECORATED = re.compile(rf"(?:{_DECORATED}(?:(?!{_DECORATED}).)*+){{12}}")  # the grammar takes 30 ms for each
+
 
 class TimeBudget:
     """Seconds that one comparison, or all comparisons of some completions, may take, TIME_LIMIT each.
@@ -45,8 +48,9 @@ class TimeBudget:
 
         ``tolerance``: the largest difference of equal constants; by default that of a long decimal.
         """
-        if _REFUSED.search(a) or _REFUSED.search(b):
-            return False
+        for text in (a, b):
+            if _REFUSED.search(text) or _MANY_DECORATED.search(text):
+                return False
         if tolerance is None:
             tolerance = rounding_tolerance(a, b)
         verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)

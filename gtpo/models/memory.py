@@ -148,7 +148,7 @@ def estimate(shape: Shape, values: Values) -> Parts:
     Activations are those of a training micro-batch. With Unsloth the hidden states between the layers wait in host
     memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py).
     """
-    from gtpo.forward.head import TILES  # imports torch
+    from gtpo.forward.head import MAX_LOGITS, TILES  # imports torch
 
     full = values["lora_rank"] == 0
     width = 2 if values["bf16"] or values["fp16"] else 4  # bytes of an activation
@@ -165,7 +165,9 @@ def estimate(shape: Shape, values: Values) -> Parts:
     base_width = 4 if full else width  # as load_policy
     weight = NF4_BYTES if values["load_in_4bit"] else base_width
     tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
-    tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
+    logits = 3 * min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
+    if full:
+        logits = 5 * min(MAX_LOGITS, tokens * shape.vocab_size)
     parts = {
         "weights": shape.projections * weight + shape.embeddings * base_width,
         "LoRA": lora * 4,
@@ -173,7 +175,7 @@ def estimate(shape: Shape, values: Values) -> Parts:
         "optimizer": trained * (2 if "8bit" in values["optim"] else 8),
         "KV cache": kv_cache if values.get("num_generations") else 0,
         "activations": layers_kept + 2 * one_layer,
-        "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
+        "head": 2 * tokens * shape.hidden_size * width + 4 * logits,  # hidden states, their gradient, logits
     }
     if full and values.get("beta"):
         parts["reference"] = trained * 4

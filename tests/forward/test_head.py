@@ -41,6 +41,7 @@ def tiles(request: FixtureRequest, monkeypatch: MonkeyPatch) -> None:
 
 def set_tiles(monkeypatch: MonkeyPatch, rows: int, columns: int) -> None:
     monkeypatch.setitem(module.TILES, "cpu", (rows, columns))
+    monkeypatch.setattr(module, "MAX_LOGITS", rows * columns)
 
 
 @dataclass
