@@ -113,8 +113,11 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
     else:
         table = read_hub(source.hub_id, source.configs, source.hub_split)
     form = _READERS.get(source.form, str)
-    columns = source.columns
-    kept, _ = _pick(table, columns, columns, columns, lambda value, place: form(to_text(value, place)))
+
+    def read(value: Any, place: str) -> str | None:
+        return form(to_text(value, place))
+
+    kept, _ = _pick(table, source.columns, required=source.columns, needed=source.columns, read=read)
     return [
         {
             "question": row["question"],
@@ -181,19 +184,20 @@ def load_train(
     A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
     enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
     """
-    known = BENCHMARK_TITLES if held_out else DATASETS
-    splits = ("test",) if held_out else ("train", "test")
+    known: Collection[str] = BENCHMARK_TITLES if held_out else DATASETS
+    splits = ["test"] if held_out else ["train", "test"]
     name = data.dataset
     split = data.split or splits[0]
     if name not in known:
-        check_source(f"{'eval_' * held_out}dataset", name, known)
+        check_source("eval_dataset" if held_out else "dataset", name, known)
         if dry_run and is_on_hub(name):
             return _to_dataset([])
         return _load_own(data, prompt_format, split, for_sft, graded)
     if not held_out:
         refuse_flags(data, ("prompt_column", "answer_column", "solution_column", "dataset_config"), name)
     if split not in splits:
-        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
+        named = "eval_split" if held_out else "split"
+        raise UsageError(f"--{named} is {split!r}: expected {' or '.join(splits)} of {name}.")
     if dry_run and not data_directory(data.data_dir) and name not in ARITHMETIC_STEPS:
         unread = [dict.fromkeys(ROLES, "")] * SOURCES[f"{split}/{name}"].rows
         return _to_dataset(unread[: data.limit])
@@ -352,7 +356,8 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
             lists.append(f"{answer!r} ({place})")
         return answer
 
-    picked = _pick(read_table(source, flags, split), named, needed if graded else ("prompt",), needed, read)
+    table = read_table(source, flags, split)
+    picked = _pick(table, named, required=needed if graded else ("prompt",), needed=needed, read=read)
     if lists:
         logger.warning(
             "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point",
@@ -367,6 +372,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
 def _pick(
     table: Table,
     named: Columns,
+    *,
     required: Collection[str],
     needed: Collection[str],
     read: Callable[[Any, str], str | None],

@@ -151,21 +151,25 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     targets.warn_of_sampling(evaluated, model, {"temperature": how.temperature, "top_p": how.top_p})
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
     base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
+    read_with = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
     made_with = provenance()
     jobs: list[Job] = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
-        settings = base | {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
+        of_target = {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
         label = target.label or targets.model_label(model, evaluated)
         directory = Path(flags.output_dir) / label
         if directory in [job.path.parent for job in jobs]:
             raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
         for name, asked in problems.items():
-            flagged = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
-            data = {"source": sources[name], **flagged, "grader": asked.graded_by}
+            data = {"source": sources[name], **read_with, "grader": asked.graded_by}
             origin = Origin(model, adapter, target.checkpoint, made_with, data)
-            settings |= {"benchmark": name, "problems": len(asked.rows)}
-            head = Head(settings | {"problems_hash": storage.problems_hash(asked.rows)}, origin)
+            of_benchmark = {
+                "benchmark": name,
+                "problems": len(asked.rows),
+                "problems_hash": storage.problems_hash(asked.rows),
+            }
+            head = Head(base | of_target | of_benchmark, origin)
             path = directory / f"{name}.jsonl"
             if not flags.overwrite:
                 storage.check_settings(path, head.settings, asked.rows)
