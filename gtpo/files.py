@@ -26,8 +26,10 @@ def write_atomically(path: Path, content: str | Callable[[Path], object]) -> Non
 
 
 def open_regular(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
-    """Open a file of a run or of results, to append to or to truncate."""
+    """Open a file of a run or of results, to append to or to truncate; a link in a stranger's run is refused."""
     check_regular(path)
+    if path.is_symlink() or path.parent.is_symlink():
+        raise UsageError(f"{path} is a link, and its target would be changed: replace it with its target.")
     return open(path, mode, **options)
 
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from gtpo.arguments import split_function
 from gtpo.errors import RunError, UsageError, first_line, nearest
+from gtpo.grading.latex import TABLES
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 Known = Mapping[str, Reward]
@@ -27,6 +28,9 @@ Returned = list[float | None]
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
+# A function that logs under these names would change what the run logs: its means, or its columns.
+OF_RUNS = {log: frozenset(names) for log, names in TABLES["of_runs"].items()}
+OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
 
 _calls: Counter[int] = Counter()  # process -> calls of a user's code that it is in; a fork of one may exit
@@ -130,8 +134,9 @@ class CheckedReward:
     """A reward function under its own name; what it raises and returns is checked at each call.
 
     ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
-    do not replace arguments bound by a ``functools.partial``. ``defers``: an error is kept in ``failure`` for all
-    processes of a run to raise, which would wait for this one.
+    do not replace arguments bound by a ``functools.partial``. Names of the run's own metrics and columns are refused,
+    but for those in an attribute ``metrics`` of the function, as in ``rewards.py``. ``defers``: an error is kept in
+    ``failure`` for all processes of a run to raise, which would wait for this one.
     """
 
     def __init__(self, function: Reward, name: str, noun: str) -> None:
@@ -160,7 +165,15 @@ class CheckedReward:
                 arguments.pop(bound, None)
         if self.prefill:
             arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
+        for log in OF_RUNS.keys() & arguments.keys():
+            arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
+
+    def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
+        is_of_run = name in OF_RUNS[log] or name.startswith(OF_RUNS_BEGIN)
+        if is_of_run and name not in getattr(self.function, "metrics", ()):
+            raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
+        of_trl(name, value)
 
     @contextmanager
     def _named_errors(self, kwargs: Columns) -> Iterator[None]:

@@ -352,23 +352,26 @@ def check_base(adapter: Path) -> None:
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """List the files of a checkpoint, once all are written."""
+    """List the files of a checkpoint with their sizes, once all are written."""
     apply_umask(checkpoint)
     paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
-    names = sorted(str(path.relative_to(checkpoint)) for path in paths)
-    write_atomically(checkpoint / MANIFEST, json.dumps(names, indent=1))
+    sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths}
+    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=1, sort_keys=True))
 
 
 def damage(checkpoint: Path) -> str | None:
     """Which file of its manifest a checkpoint, or best/, lacks; None if it is complete."""
-    names = [MANIFEST]
-    if (checkpoint / MANIFEST).is_file():
-        names += json.loads(read_regular(checkpoint / MANIFEST) or "[]")
-    for name in names:
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return f"{MANIFEST} is missing"
+    sizes = json.loads(read_regular(manifest) or "{}")
+    for name, size in sizes.items():
         path = checkpoint / name
-        if not path.is_file() or not path.stat().st_size:
-            return f"{name} is missing or empty"
-    return None
+        if not path.is_file():
+            return f"{name} is missing"
+        if isinstance(size, int) and path.stat().st_size != size:  # version 0.1.0 has hashes
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+    return None if sizes else f"{MANIFEST} is empty"
 
 
 def sorted_checkpoints(run: Path) -> list[Path]:

@@ -96,7 +96,8 @@ def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
     with pytest.raises(RunError, match=rf"own\.py:mine .*{named}"):
-        result = reward(completions=["a", "b"], prompts=["p", "p"])
+        logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
+        result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
         asyncio.run(result) if kind == "async def" else None
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import metrics_of
 from helpers.scripts import RunScript
 from helpers.weights import adapter_of, same_weights
 
 from gtpo.errors import RunError
-from gtpo.grading.user_functions import checked_reward, load_rewards
+from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
 from gtpo.prompts import PAPER
 from rewards import rewards_in
 
@@ -96,3 +97,18 @@ def test_a_reward_with_keywords_of_its_own_gets_every_column() -> None:
 
     words.keywords = ["answer"]  # type: ignore[attr-defined]  # of the user, not of a functools.partial
     assert checked_reward(words)(completions=["so 3"], answer=["3"]) == [1.0]
+
+
+def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
+    logged: dict[str, float] = {}
+    for reward in load_rewards(["format", "accuracy"], rewards_in(PAPER), []):
+        reward(completions=["<answer>3</answer>"], answer=["3"], log_metric=logged.__setitem__)
+        assert set(reward.function.metrics) <= OF_RUNS["log_metric"]
+    assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
+
+
+def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: RunScript) -> None:
+    run_script(tmp_path, "train_gtpo.py", *TRAIN[:-2], "--max_steps", "1", "--output_dir", "outputs/run")
+    names = set(metrics_of(tmp_path / "outputs/run")[0])
+    assert len(names) > 25
+    assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]
