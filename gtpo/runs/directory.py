@@ -361,10 +361,10 @@ def write_manifest(checkpoint: Path) -> None:
 
 def damage(checkpoint: Path) -> str | None:
     """Which file of its manifest a checkpoint, or best/, lacks; None if it is complete."""
-    manifest = checkpoint / MANIFEST
-    if not manifest.is_file():
-        return f"{MANIFEST} is missing"
-    sizes = json.loads(read_regular(manifest) or "{}")
+    try:
+        sizes = dict(json.loads(read_regular(checkpoint / MANIFEST)))
+    except (OSError, ValueError, TypeError):
+        return f"{MANIFEST} is missing or unreadable"
     for name, size in sizes.items():
         path = checkpoint / name
         if not path.is_file():

@@ -17,19 +17,30 @@ from gtpo.runs.directory import (
 )
 
 
-def test_a_manifest_lists_the_files(tmp_path: Path) -> None:
+def test_a_manifest_lists_the_files_and_their_sizes(tmp_path: Path) -> None:
+    stored = read_json(checkpoint(tmp_path, 1) / MANIFEST)
     names = ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors"]
-    assert read_json(checkpoint(tmp_path, 1) / MANIFEST) == [*names, "rng_state.pth", "trainer_state.json"]
+    assert [*stored] == [*names, "rng_state.pth", "trainer_state.json"]
+    assert stored["optimizer.pt"] == len("optimizer.pt 1")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors", MANIFEST])
-def test_a_missing_and_an_empty_file_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
+def test_a_missing_and_a_truncated_file_are_named(name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
     assert damage(directory) is None
-    (directory / name).write_bytes(b"")
+    (directory / name).write_bytes(b"opt")
     assert (damage(directory) or "").startswith(name)
     (directory / name).unlink()
     assert (damage(directory) or "").startswith(name)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"optimizer.pt', "3", None])
+def test_an_unreadable_or_missing_manifest_is_damage(text: str | None, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    (directory / MANIFEST).unlink()
+    if text is not None:
+        (directory / MANIFEST).write_text(text)
+    assert (damage(directory) or "").startswith(MANIFEST)
 
 
 def test_a_manifest_of_an_earlier_revision_has_hashes(tmp_path: Path) -> None:
