@@ -3,8 +3,8 @@
 import random
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,36 @@ Spans = Pair  # M_fw and M_bw, (B, T) each
 Scores = Pair  # ln pi and H of tokens
 
 
+class Trainer(Protocol):
+    """What metrics and checks use of a trainer: of TRL's, and the head and the settings of ours."""
+
+    accelerator: Any
+    args: Any
+    state: Any
+    model: Any
+    model_wrapped: Any
+    processing_class: Any
+    train_dataset: Any
+    shuffle_dataset: bool
+    log_completions: bool
+    eos_token_ids: list[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float | None
+    gtpo: Any
+    _metrics: dict[str, dict[str, list[float]]]
+    _logs: dict[str, Any]
+
+    def losses(self) -> int: ...
+    def causal_lm(self, model: Any) -> Any: ...
+    def head(self, causal_lm: Any, hidden: Tensor, targets: Tensor) -> Scores: ...
+    def scores(self, model: Any, batch: Batch, rows: int) -> Scores: ...
+    def open_bar(self, title: str, completions: int) -> AbstractContextManager[Any]: ...
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Ids, Any, Any]: ...
+    def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]: ...
+
+
 class Rollouts(NamedTuple):
     """The completions of all processes, of which the rows of a group are adjacent."""
 
@@ -34,7 +64,7 @@ class Rollouts(NamedTuple):
     group_size: int
 
 
-def gather_rollouts(trainer: Any, batch: Batch, advantages: Tensor, group_size: int, span: str) -> Rollouts:
+def gather_rollouts(trainer: Trainer, batch: Batch, advantages: Tensor, group_size: int, span: str) -> Rollouts:
     """Those of all processes, zero-padded to the longest, in rank order. ``advantages``: of all of them, (B,)."""
     rows = []
     for name in ("completion_ids", "completion_mask"):
@@ -71,7 +101,7 @@ def padded(lists: Ids, side: str, pad_token_id: int, device: torch.device) -> Pa
     return pad(ids, pad_token_id, side).to(device), pad(mask, 0, side).to(device)
 
 
-def log_metrics(trainer: Any, metrics: Numbers) -> None:
+def log_metrics(trainer: Trainer, metrics: Numbers) -> None:
     """Add values to those whose mean TRL logs."""
     logged = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, value in metrics.items():

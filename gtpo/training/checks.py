@@ -4,15 +4,13 @@ Some families scale or cut their logits in ways that no config names; a sampler 
 No other metric shows either.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
-from gtpo.training.batch import Batch, Metrics
+from gtpo.training.batch import Batch, Metrics, Trainer
 from gtpo.training.callbacks import non_finite_error
 
 HEAD_TOKENS = 64  # of one completion
@@ -23,7 +21,7 @@ MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
 
 @torch.no_grad()
-def check_head(trainer: Any, batch: Batch) -> None:
+def check_head(trainer: Trainer, batch: Batch) -> None:
     """Raise RunError if ln pi of the loss is not that of the model's logits, beyond the rounding of their dtype.
 
     ``batch`` has ``prompt_ids``, ``completion_ids`` and their masks, of this process.
@@ -31,7 +29,7 @@ def check_head(trainer: Any, batch: Batch) -> None:
     row = int(batch["completion_mask"].sum(1).argmax())  # the longest completion
     prompt = _tokens(batch, "prompt", row)
     completion = _tokens(batch, "completion", row)[:HEAD_TOKENS]
-    causal_lm = trainer._causal_lm(trainer.model)
+    causal_lm = trainer.causal_lm(trainer.model)
     ids = torch.cat([prompt, completion])
     hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
     predicts = slice(len(prompt) - 1, -1)  # each predicts its token
@@ -40,7 +38,7 @@ def check_head(trainer: Any, batch: Batch) -> None:
     logits = logits[predicts].float() / trainer.temperature  # (T, V)
     log_pi = logits.log_softmax(-1)
     own = log_pi.gather(-1, completion[:, None])[:, 0]
-    logps, _ = trainer._head(causal_lm, hidden, completion)
+    logps, _ = trainer.head(causal_lm, hidden, completion)
     difference = (logps.float() - own).abs().mean()
     bound = 1e-3 + rounding * logits.abs().amax()
     if any_process(not difference <= bound, logits.device):  # NaN too
@@ -58,7 +56,7 @@ def _tokens(batch: Batch, part: str, row: int) -> Tensor:
     return ids[batch[f"{part}_mask"][row].bool()]
 
 
-def _rounding(trainer: Any, of_logits: torch.dtype, hidden: Tensor) -> float:
+def _rounding(trainer: Trainer, of_logits: torch.dtype, hidden: Tensor) -> float:
     """The relative rounding of logits: that of the coarsest dtype on their way."""
     precision = trainer.accelerator.mixed_precision
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, hidden.dtype)
@@ -71,7 +69,7 @@ def next_check(step: int) -> int:
     return step + min(max(step, 1), INTERVAL)
 
 
-def sampler_metrics(trainer: Any, logps: Tensor, batch: Batch) -> Metrics:
+def sampler_metrics(trainer: Trainer, logps: Tensor, batch: Batch) -> Metrics:
     """Of |ln pi - ln pi of the sampler| the mean, median and 99 % quantile, in nats, and the kept mass. 0-d tensors.
 
     NaN where the sampler scored no token; without truncated sampling there is no kept mass.
@@ -94,18 +92,14 @@ def sampler_metrics(trainer: Any, logps: Tensor, batch: Batch) -> Metrics:
     return metrics
 
 
-def score(trainer: Any, batch: Batch) -> Tensor:
+def score(trainer: Trainer, batch: Batch) -> Tensor:
     """ln pi of the completion tokens, with dropout as the model has it. Shape (B, T)."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    width = batch["completion_ids"].shape[1]
-    rows = trainer.args.per_device_train_batch_size
-    logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
+    logps, _ = trainer.scores(trainer.model, batch, trainer.args.per_device_train_batch_size)
     return logps
 
 
 @torch.no_grad()
-def check_rollouts(trainer: Any, batch: Batch) -> None:
+def check_rollouts(trainer: Trainer, batch: Batch) -> None:
     """Raise RunError if rollouts do not come from the adapter, or the sampler is far from policy and base model.
 
     Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot
@@ -133,6 +127,6 @@ def check_rollouts(trainer: Any, batch: Batch) -> None:
         )
 
 
-def _gap(trainer: Any, logps: Tensor, batch: Batch) -> float:
+def _gap(trainer: Trainer, logps: Tensor, batch: Batch) -> float:
     """The mean distance to the sampler, over all processes, in nats per token."""
     return float(trainer.accelerator.gather(sampler_metrics(trainer, logps, batch)["sampler_logp_gap"]).mean())

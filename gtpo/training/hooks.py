@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.errors import RunError, last_line
+from gtpo.training.batch import Trainer
 from gtpo.training.callbacks import save_finished_step
 from gtpo.training.record import Measured
 
@@ -17,7 +18,7 @@ from gtpo.training.record import Measured
 class Hook:
     """A method of a trainer that a user's class may override."""
 
-    def __init__(self, trainer: Any, name: str) -> None:
+    def __init__(self, trainer: Trainer, name: str) -> None:
         self.method = getattr(trainer, name)
         self.function = inspect.unwrap(self.method)  # of the user, also where another class wraps it
         self.code = self.function.__code__
@@ -44,7 +45,7 @@ class Hook:
             raise self.error(f"returned {what} {found}: expected a tensor of shape {shape}")
 
 
-def call_objective(trainer: Any, logps: Tensor, *arguments: Any) -> tuple[Tensor, Measured]:
+def call_objective(trainer: Trainer, logps: Tensor, *arguments: Any) -> tuple[Tensor, Measured]:
     """The loss and :class:`Measured` of a micro-batch; RunError if ``trainer.objective`` returns anything else."""
     hook = Hook(trainer, "objective")
     returned = hook.call(logps, *arguments)
@@ -63,7 +64,7 @@ def call_objective(trainer: Any, logps: Tensor, *arguments: Any) -> tuple[Tensor
     return loss, measured
 
 
-def call_advantages(trainer: Any, rewards: Tensor, group_size: int) -> Tensor:
+def call_advantages(trainer: Trainer, rewards: Tensor, group_size: int) -> Tensor:
     """A_i of all rows, shape (B,), by ``trainer.advantages``; 0 where no function has a reward. ``rewards``: (B, K).
 
     Every process has to call it: RunError on all of them if it raises on one, or returns anything else.

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 from functools import cached_property
-from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -15,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from gtpo.files import read_regular, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.batch import Row, isolated_rng, padded_batch
+from gtpo.training.batch import Row, Trainer, isolated_rng, padded_batch
 from gtpo.training.callbacks import non_finite_error
 from gtpo_loss import completion_entropy, filter_is_on
 
@@ -32,7 +31,7 @@ class InitialEntropy(TrainerCallback):
     it happens. Training starts with it; an evaluation before training needs it earlier.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -105,7 +104,9 @@ class InitialEntropy(TrainerCallback):
                 questions = [row["prompt"] for row in mine[start : start + chunk]]
                 prompt_ids, images, fields = trainer._tokenize_prompts(questions)
                 completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
-                batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
+                batch = padded_batch(
+                    prompt_ids, completion_ids, trainer.processing_class.pad_token_id, accelerator.device
+                )
                 _, token_entropy = trainer.scores(trainer.model_wrapped, batch, rows_at_once)
                 mask = batch["completion_mask"]
                 entropies += completion_entropy(token_entropy, mask).tolist()

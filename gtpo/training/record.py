@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, log_metrics
+from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, Trainer, log_metrics
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts
@@ -40,7 +40,7 @@ class MicroBatch(NamedTuple):
 class Recorder:
     """Writes the metrics of a trainer and its table of completions."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.unread: list[MicroBatch] = []  # of the current step, until the last one
 
@@ -156,9 +156,9 @@ def spans_in_text(tokenizer: Any, ids: Tensor, valid: Tensor, mask: Tensor) -> l
     return spans
 
 
-def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
+def cut_off(trainer: Trainer, ids: Tensor, valid: Tensor) -> list[bool]:
     """Whether each completion, shape (B, T), ends at the length limit, without an end token."""
-    end_ids = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+    end_ids = [*trainer.eos_token_ids, trainer.processing_class.pad_token_id]
     last = valid.sum(-1, keepdim=True) - 1
     last_ids = ids.gather(1, last.clamp(min=0))[:, 0]
     return (~torch.isin(last_ids, torch.tensor(end_ids, device=ids.device))).tolist()

@@ -4,12 +4,15 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 
 * ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
   stays in the batch while TRL shuffles the rows and splits them into micro-batches.
-* ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
-* ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
 * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
+* ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
+* ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
-* ``_save_checkpoint``: ``gtpo/training/reuse.py``, where a batch of completions is for several steps.
+* ``_load_from_checkpoint``, ``_save_checkpoint`` in ``gtpo/training/reuse.py``: a batch of completions that is for
+  several steps.
+* ``evaluate``, ``predict``, ``evaluation_loop``, ``prediction_step``, ``get_eval_dataloader`` and
+  ``get_test_dataloader`` in ``gtpo/training/held_out.py``: held-out rows count once, and training goes on as without.
 
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
 
@@ -120,7 +123,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
                 self.reward_funcs[place] = checked_reward(function)
             self.reward_funcs[place].defers = True  # all processes raise its errors
         keep_adapter_in_float32(self.model)
-        causal_lm = self._causal_lm(self.model)
+        causal_lm = self.causal_lm(self.model)
         check_policy(causal_lm, self.processing_class)
         if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
             self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
@@ -187,7 +190,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
 
     def _sample(self, prompt_ids: Ids) -> Ids:
         """A completion of each prompt, up to its first end token."""
-        ids, mask = padded(prompt_ids, "left", self._tokenizer.pad_token_id, self.accelerator.device)
+        ids, mask = padded(prompt_ids, "left", self.processing_class.pad_token_id, self.accelerator.device)
         with (
             self.open_bar("generating", len(prompt_ids)) as bar,
             unwrap_model_for_generation(
@@ -195,7 +198,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
             ) as policy,
         ):
             rows = generate(
-                self._causal_lm(policy),
+                self.causal_lm(policy),
                 ids,
                 mask,
                 self.generation_config,
@@ -363,17 +366,17 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
     def _logps_and_entropy(self, model: Any, inputs: Batch, grad_rows: Tensor | None = None) -> Scores:
         """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
         mask = inputs["completion_mask"].bool()
-        causal_lm = self._causal_lm(model)
+        causal_lm = self.causal_lm(model)
         hidden = self._route.states(model, causal_lm, inputs)  # (N, H), each predicts its token
         tokens = completion_places(inputs)  # (N,)
         targets = inputs["completion_ids"].flatten()[tokens]
         if grad_rows is not None:
             grad_rows = grad_rows.flatten()[tokens]
-        logps, entropy = self._head(causal_lm, hidden, targets, grad_rows)
+        logps, entropy = self.head(causal_lm, hidden, targets, grad_rows)
         blank = torch.zeros(mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(mask, logps), blank.masked_scatter(mask, entropy)
 
-    def _head(self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None) -> Scores:
+    def head(self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None) -> Scores:
         """ln pi of the targets and H, from the hidden states (N, H) that predict them. Shape (N,) each."""
         head = causal_lm.get_output_embeddings()
         return self.logps_and_entropy(
@@ -386,7 +389,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
             **self._logit_options,
         )
 
-    def _causal_lm(self, model: Any) -> Any:
+    def causal_lm(self, model: Any) -> Any:
         """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -495,5 +495,5 @@ def test_packing_reads_the_sliding_window_of_the_models_config(build: Any, monke
     trainer = build("grpo")
     trainer._route.may_share = False
     monkeypatch.setattr(trainer._route.packing, "hidden_states", lambda *arguments: arguments[-1])
-    causal_lm = trainer._causal_lm(trainer.model)
+    causal_lm = trainer.causal_lm(trainer.model)
     assert trainer._route.states(lambda **_: None, causal_lm, {}) is causal_lm.config
