@@ -91,6 +91,20 @@ def test_files_get_the_permissions_of_the_umask(umask: int, expected: int, tmp_p
     assert [file.stat().st_mode & 0o777 for file in files] == [expected] * 2
 
 
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "metrics.jsonl").write_text("years of work")
+    (tmp_path / "metrics.jsonl").symlink_to(mine / "metrics.jsonl")
+    (tmp_path / "run").symlink_to(mine)
+    for path in (tmp_path / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl"):
+        with refused("is a link"):
+            open_regular(path)
+    with open_regular(mine / "metrics.jsonl") as file:
+        file.write(", appended")
+    assert (mine / "metrics.jsonl").read_text() == "years of work, appended"
+
+
 def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
     seen = set()
     for weights in (b"000", b"100", b"001"):
@@ -209,5 +223,5 @@ def test_a_named_pipe_is_no_manifest_and_no_table(tmp_path: Path, pipe: Callable
     for path in (run.checkpoint(1) / "files.json", run.completions / "1.parquet", run.completions / "held_out_1.json"):
         path.parent.mkdir(exist_ok=True)
         pipe(path)
-    assert damage(run.checkpoint(1)) == "files.json is missing or empty"
+    assert damage(run.checkpoint(1)) == "files.json is missing or unreadable"
     assert read_held_out(run, 3) == [] == _spread(run.completion_tables(), 3)
