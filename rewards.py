@@ -78,7 +78,7 @@ def accuracy_reward(
     """
     timeouts_before = timeouts()
     verdicts = [
-        grade_text(_text(completion), gold, *prompt_format.tags[2:])
+        grade_text(_text(completion), gold, *prompt_format.answer_tags)
         for completion, gold in zip(completions, answer, strict=True)
     ]
     rewards = [ACCURACY_MAX if verdict.correct else 0.0 for verdict in verdicts]

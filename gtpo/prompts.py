@@ -28,6 +28,12 @@ class PromptFormat:
     system_prompt: str | None = SYSTEM_PROMPT  # None: the question alone
     tags: Tags = TAGS  # around the reasoning, and around the answer
 
+    @property
+    def answer_tags(self) -> tuple[str, str]:
+        """Around the answer."""
+        _, _, start, end = self.tags
+        return start, end
+
     def to_messages(self, question: str | Conversation) -> Conversation:
         """The conversation that asks one question, or one as it is; the chat template turns it into tokens."""
         if not isinstance(question, str):
@@ -56,7 +62,7 @@ class PromptFormat:
 
     def has_empty_block(self, text: str) -> bool:
         """Whether a text in this format has no reasoning or no answer between its tags, white space aside."""
-        for start, end in (self.tags[:2], self.tags[2:]):
+        for start, end in (self.tags[:2], self.answer_tags):
             block = text.partition(start)[2].partition(end)[0]
             if not block.strip():
                 return self.follows_format(text)

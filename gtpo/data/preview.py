@@ -94,7 +94,7 @@ def look(
     ids = tokenizer.encode(written, add_special_tokens=False)
     seen = prefill + tokenizer.decode(ids, skip_special_tokens=True)
     follows = form.follows_format(seen)
-    correct = None if gold is None else grade_text(seen, gold, *form.tags[2:]).correct
+    correct = None if gold is None else grade_text(seen, gold, *form.answer_tags).correct
     fault = _lost_turn(tokenizer, prompt, text) or _lost_text(tokenizer, ids)
     loses_format = "format" in scored and not follows
     loses_accuracy = "accuracy" in scored and correct is False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,6 @@ from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_diffe
 
 logger = logging.getLogger(__name__)
 
-SAMPLING = (  # alike in a figure
-    "problems",
-    "k",
-    "temperature",
-    "problems_hash",
-    "top_p",
-    "max_new_tokens",
-)
 _HOW = (  # settings that may differ
     "k",
     "seed",
@@ -50,6 +42,19 @@ _HOW = (  # settings that may differ
     "grader",
 )
 _OF_METHODS = {"method", "objective", "use_bias_correction_kl", *fields_of([GTPOArguments])}
+
+
+class Sampled(NamedTuple):
+    """What is alike in a figure; 0 where it is not known."""
+
+    problems: int
+    k: int
+    temperature: float
+    problems_hash: str
+    top_p: float
+    max_new_tokens: int
+
+
 Names = tuple[str, str]  # of two sides
 Sides = Groups  # what is compared: name -> the entries of one model, or of the seeds of one
 
@@ -283,7 +288,7 @@ def comparable(entries: Sequence[Row]) -> list[Row]:
         for name, of_other, _, other in reversed(votes):
             if name == benchmark and place in (of_other, Path()):
                 others.append(other)
-        chosen = max(others, key=lambda other: (others.count(other), *other[:3]))
+        chosen = max(others, key=lambda other: (others.count(other), other.problems, other.k, other.temperature))
         if _sampling(entry) == chosen:
             kept.append(entry)
         else:
@@ -300,6 +305,6 @@ def _place(entry: Stored) -> Path:
     return Path(entry["adapter"] or "").parent.parent
 
 
-def _sampling(entry: Stored) -> tuple[Any, ...]:
+def _sampling(entry: Stored) -> Sampled:
     stored = entry.get("settings", {}) | {"problems": entry.get("problems")}
-    return tuple(stored.get(name) or 0 for name in SAMPLING)
+    return Sampled._make(stored.get(name) or 0 for name in Sampled._fields)

@@ -83,7 +83,7 @@ def _trained_on(origin: Origin, problems: Sequence[Problem]) -> int | None:
 
 def _judge(problem: Problem, texts: Sequence[str], problems: Problems, prompt: PromptFormat) -> Verdicts:
     """The verdicts of the grader that the problems name; by default it is ours, which has lenient ones too."""
-    tags = prompt.tags[2:]
+    tags = prompt.answer_tags
     if not problems.graded_by:
         verdicts = [grading.grade_text(text, problem.gold, *tags) for text in texts]
         of_block, strict, of_text, lenient = zip(*verdicts, strict=True)
