@@ -261,20 +261,6 @@ def test_scripts_import_trl_after_the_backend(script: str) -> None:
     assert not reached(script) & {"fcntl", "resource"}  # Windows has neither: run_script says what to do there
 
 
-def test_libraries_do_not_print() -> None:
-    for module in sorted(PACKAGE):
-        text = path_of(module).read_text()
-        calls = [
-            node
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-        ]
-        if '__name__ == "__main__"' in text:
-            continue  # also a command
-        unexpected = [call for call in calls if "sys.stderr" not in ast.unparse(call)]  # run_script reports errors
-        assert not unexpected, f"{module}:{unexpected[0].lineno if unexpected else 0} prints"
-
-
 @pytest.mark.slow
 def test_the_root_shadows_no_package() -> None:
     """evaluate.py has the name of a Hugging Face package: transformers, peft and trl import all the same."""

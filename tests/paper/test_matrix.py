@@ -1,6 +1,5 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from paper.matrix import (
     evaluations_of,
     experiment,
     experiments_of,
-    find_figure,
     load_matrix,
     runs_of,
     seeds_of_all,
@@ -141,27 +139,6 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     }
     assert total.startswith("5 runs: 1 finished, 1 running, 1 interrupted, 2 missing; about 2 CPU minutes")
     assert sandbox.calls() == []
-
-
-def test_hours_in_the_documentation() -> None:
-    """The table of docs/reproduction.md."""
-    page = (CONFIGS.parent / "study/reproduction.template.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)`: .*\| (\d+) \| (\d+) to (\d+), (\d+) \|$", page, re.MULTILINE)
-    assert len(rows) == 1
-    for command, *numbers in rows:
-        names, _, only = command.partition(" --only ")
-        figures = select_figures(MATRIX, names.split(), "paper")
-        runs = experiments_of(MATRIX, figures, "paper", None, only.split() or [""])
-        most = sum(run.cost for run in runs)
-        scoring = sum(work.cost for work in evaluations_of(MATRIX, figures, "paper", runs))
-        assert [*map(int, numbers)] == [len(runs), *(int(f"{hour:.0f}") for hour in (most / 2, most, scoring))]
-
-
-def test_unknown_names_are_refused(sandbox: Any) -> None:
-    with refused("fig33"):
-        find_figure(MATRIX, "fig33")
-    with refused("--only"):
-        sandbox.reproduce("fig3", "--scale", "paper", "--only", "qwen-gsm9k", "--list")
 
 
 def test_evaluations_at_paper_scale_have_one_base_model(sandbox: Any) -> None:

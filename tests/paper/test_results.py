@@ -32,13 +32,6 @@ def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:
     return found
 
 
-def test_metrics_are_read_in_order_without_a_truncated_line(tmp_path: Path) -> None:
-    run = fake_run(tmp_path / "run", rows=rows(3))
-    with run.metrics.open("a") as file:
-        file.write('{"step": 4, "accur')
-    assert run.read_metrics() == rows(3)
-
-
 @pytest.mark.parametrize("content", ["", '{"step": 1, "lo'])
 def test_empty_metrics_are_refused(content: str, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)

@@ -89,10 +89,15 @@ def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -
     assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"
 
 
-@pytest.mark.parametrize("processes", ["", "1", "2"])
 @pytest.mark.parametrize(
-    ("main", "code"),
-    [("lambda: print('trained')", 0), ("lambda: sys.exit(143)", 143), ("lambda: print(undefined)", 2), ("exit", 0)],
+    ("processes", "main", "code"),
+    [
+        ("", "exit", 0),
+        ("1", "lambda: print('trained')", 0),
+        ("2", "lambda: print('trained')", 0),
+        ("2", "lambda: sys.exit(143)", 143),
+        ("2", "lambda: print(undefined)", 2),
+    ],
 )
 def test_one_of_several_processes_exits_before_the_end_of_the_interpreter(processes: str, main: str, code: int) -> None:
     """In which a thread of Gloo may abort; the handlers of atexit, wandb's among them, have run."""

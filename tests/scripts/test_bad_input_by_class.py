@@ -85,7 +85,7 @@ evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --
 figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
 figures --output x --runs /nowhere|reproduce fig99|reproduce
 reproduce fig3 --only zzz --list|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
-reproduce smol --list|reproduce fig3 --slurm x
+reproduce smol --list|reproduce fig3 --slurm x|reproduce spans --scale paper|reproduce fig3 --scale paper --jobs 4
 """
 
 
