@@ -76,11 +76,11 @@ def test_a_scaled_loss_is_a_scaled_rate(mine: Path, tiny: Path, run_script: RunS
     for name, cls in (("same", "Same"), ("quarter", "Halved")):  # Settings of Halved are no flags without it
         other = run_script(mine, "train_grpo.py", "--resume", name, code=2)
         assert f"if you trust its code, add --objective mine.py:{cls}." in other.stderr
-    more = ["--resume", "quarter", "--objective", "mine.py:Halved", "--max_steps", "3"]
-    run_script(mine, "train_grpo.py", *more)
+    more = ["--resume", "quarter", "--objective", "mine.py:Halved", "--max_steps"]
+    run_script(mine, "train_grpo.py", *more, "3")
     assert run.read_metrics()[-1]["step"] == 3
     (mine / "mine.py").write_text(MINE + "\n")
-    other = run_script(mine, "train_grpo.py", *more, code=2)
+    other = run_script(mine, "train_grpo.py", *more, "4", code=2)
     assert "quarter was started with another mine.py:Halved" in other.stderr
 
 
