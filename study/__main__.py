@@ -5,8 +5,6 @@
     python -m study compare missing_tags --list                   # a comparison of study/experiments.yaml
     python -m study compare plain --arms my_objective.py:Mine     # your arm next to the stored runs of GRPO
     python -m study compare llama --gpus 0 1 --list               # a comparison on a GPU, with its hours
-    python -m study mechanism --only tiny                         # what one update of each objective does
-    python -m study claim fig2_late_accuracy --seeds 21 22 23     # one claim; without a name: lists all
     python -m study page                                          # results/ and the generated pages
 
 Finished runs are skipped and interrupted ones resume: the same command continues where it stopped.
@@ -20,17 +18,12 @@ from pathlib import Path
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
-from paper.matrix import load_matrix, seeds_of_all
-from paper.runner import run_all, slots_of
-from paper.slurm import run_missing
-from paper.states import state_of, table
+from paper.matrix import load_matrix
+from paper.runner import slots_of
 from study import Words
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
-from study.claims import find_claims, report, work_of
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_text, write_page
-from study.mechanism import measure, policies_of
 from study.page import write_page as write_pages
-from study.rendering import render
 
 Flags = argparse.Namespace
 
@@ -96,45 +89,12 @@ def page(flags: Flags) -> Words:
     return []
 
 
-def mechanism(flags: Flags) -> Words:
-    """What one update does: train the runs that are missing, then measure their policies."""
-    policies = policies_of(flags.only)
-    runs = [*dict.fromkeys(policy.run for policy in policies)]
-    if flags.list:
-        print(render("policies.txt", {"policies": policies, "runs": runs, "state_of": state_of}))
-        return []
-    failures = run_all(runs, [], slots_of("tiny", None, flags.jobs))
-    for policy in policies:
-        if policy.run.is_finished:
-            measure(policy)
-            print(policy.path)
-    return failures
-
-
-def claim(flags: Flags) -> Words:
-    """Single claims: the runs that they read, and their verdicts."""
-    matrix = load_matrix()
-    claims = find_claims(flags.names)
-    if not flags.names:
-        for claim in claims:
-            print(claim.name, claim.claim, sep="\n    ")
-        return []
-    seeds = flags.seeds or seeds_of_all(matrix, "tiny")
-    works = work_of(matrix, claims, seeds)
-    if flags.list:
-        print(table(matrix, [], "tiny", *works))
-        return []
-    results, failures = run_missing("tiny", *works, flags.jobs)
-    print(report(matrix, claims, results, seeds))
-    return failures
-
-
-COMMANDS = {"page": page, "mechanism": mechanism, "claim": claim}
+COMMANDS = {"compare": compare, "page": page}
 
 
 def main() -> None:
     flags = parser().parse_args()
-    failures = COMMANDS.get(flags.command, compare)(flags)
+    failures = COMMANDS[flags.command](flags)
     for failure in failures:
         print(failure)
     sys.exit(1 if failures else 0)

@@ -259,10 +259,9 @@ def known_comparison(name: str, directory: Path | None = None, arms: Words = ())
 
 
 def known_comparisons() -> Row:
-    """Name -> keys of the comparisons of study/experiments.yaml, without families that only admit rates."""
+    """Name -> keys of the comparisons of study/experiments.yaml."""
     experiments = read_experiments()
-    every = experiments["comparisons"] | experiments["families"] | experiments["real"]
-    return {name: spec for name, spec in every.items() if spec["arms"]}
+    return dict(experiments["comparisons"] | experiments["families"] | experiments["real"])
 
 
 def arms_of(words: Any) -> list[Arm]:

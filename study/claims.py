@@ -1,9 +1,8 @@
-"""The paper's claims, rows of ``study/claims.yaml``: what they measure, their verdicts, and the runs that they need.
+"""The paper's claims, rows of ``study/claims.yaml``: what they measure and their verdicts.
 
 A verdict is by the 95 % interval of the mean margin over the seeds, paired by seed, and its exact p.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -12,15 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml
 from gtpo.reports.curves import Interval, interval
-from paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from paper.results import Results
-from study import Numbers, Row, Seeds, Words
+from study import Numbers, Row, Seeds
 from study.comparison import sign_flip_p
 from study.measures import Measure, SeedRuns
-from study.rendering import render
 
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
 LEVEL = 0.05  # of the exact p
@@ -190,36 +186,3 @@ def _inactive(claim: Claim, results: Results, seeds: Seeds) -> str:
     if sum(equal) > len(equal) / 2:
         return "most of the runs are equal"
     return ""
-
-
-# A single claim, checked again with other seeds
-
-
-def find_claims(names: Words) -> list[Claim]:
-    """The claims of some names, without duplicates; of none all."""
-    known = {claim.name: claim for claim in chain(*read_claims().values())}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"claim {name!r} is unknown{nearest(name, known)}: `python -m study claim` lists them.")
-    return [known[name] for name in dict.fromkeys(names or known)]
-
-
-def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Seeds) -> tuple[list[Experiment], list[Evaluation]]:
-    """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
-    benchmarks = defaultdict(set)  # run -> those of its scores, None of a metric
-    for measure in chain(*(claim.measures for claim in claims)):
-        for run in measure.runs:
-            benchmarks[run.removesuffix("@best")].add(measure.benchmark)
-    experiments = []
-    needed = []
-    for seed, name in product(dict.fromkeys(seeds), benchmarks):
-        work = experiment(matrix, "tiny", name, seed)
-        experiments.append(work)
-        needed += [(work, benchmark) for benchmark in sorted(filter(None, benchmarks[name]))]
-    return experiments, plan_evaluations(matrix, "tiny", needed)
-
-
-def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seeds) -> str:
-    """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
-    rows = [check(claim, results, seeds, matrix["tiny"]["window"]) for claim in claims]
-    return render("claims.txt", {"claims": claims, "rows": rows})

@@ -54,21 +54,9 @@ class Curve(NamedTuple):
         """Of the trailing mean."""
         return float(self.trailing().max())
 
-    def lowest(self) -> float:
-        return self.trailing().min()
-
     def fall(self) -> float:
         """The highest value of the trailing mean minus the mean over the last quarter."""
         return self.highest() - self.late()
-
-    def rise(self) -> float:
-        """The mean over the last quarter minus that over the first."""
-        return self.late() - self.early()
-
-    def largest_loss(self) -> float:
-        """The largest fall of the trailing mean below an earlier value."""
-        means = self.trailing()
-        return (means.cummax() - means).max()
 
     def rise_step(self) -> float:
         """The step at which the trailing mean, also of the first steps, reaches half of its highest value."""

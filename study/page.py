@@ -2,13 +2,14 @@
 
     python -m study page
 
-Every number comes from results/, the condensed runs; the templates have the text.
+Every number comes from results/: from the condensed runs, or from results/found.json, which names the revision that
+made it. The templates have the text.
 """
 
 import json
 import re
 from collections import Counter
-from math import inf
+from collections.abc import Mapping
 from pathlib import Path
 
 from pandas import concat
@@ -23,19 +24,15 @@ from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
 from study.compare import every_found, write_figure
 from study.compare import write_page as write_comparison_page
 from study.comparison import rounded_mean
-from study.families import family_values
-from study.findings import Places, findings, runs_within
 from study.measures import Curve, rounded
-from study.mechanism import store_mechanism
 from study.objectives import write_objectives
 from study.rendering import render
-from study.storage import read_origins, store
+from study.storage import store
 
 PLACES = {name: Path("results") / path for name, path in read_experiments()["places"].items()}  # of condensed runs
-LOSES = 20.0  # points below an earlier value
-STABLE = r"(?!.*-late-.*-s\d+$|sft-s\d+$).*"  # runs of reinforcement learning at the stable rate
 FINDINGS = "found.template.md"  # for README.md
 DIRECTORY, README = PLACES["tiny"], Path("README.md")
+FOUND = Path("results/found.json")  # families, findings, single updates: of experiments that are over
 PAGES = {  # template -> page
     "reproduction.template.md": Path("docs/reproduction.md"),
     "figures.template.md": DIRECTORY / "claims.md",
@@ -46,39 +43,25 @@ VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few 
 DECIDED = VERDICTS[:3]
 
 
-def summarize(
-    matrix: Matrix,
-    found: Places,
-    mechanism: Values,
-    origins: Values,
-) -> Row:
-    """The content of summary.json: settings, claims with verdicts, runs, and the comparisons of each family.
+def summarize(matrix: Matrix, found: Mapping[str, Results]) -> Row:
+    """The content of summary.json: settings, claims with verdicts, runs and scores.
 
-    ``found``: a key of ``PLACES`` -> its results; ``mechanism``: policy -> :func:`study.mechanism.summarize`;
-    ``origins``: a key of ``PLACES`` -> run -> where it is from.
+    ``found``: a key of ``PLACES`` -> its results.
     """
     spec = matrix["tiny"]
     seeds = seeds_of_all(matrix, "tiny")
     results = found["tiny"]
     names = select_figures(matrix, ["all"], "tiny")
-    families = {}
-    for title, family in read_experiments()["families"].items():
-        place = family["results"]
-        families[title] = family_values(title, found[place], origins.get(place, {}))
     return {
         "settings": {"seeds": seeds, "base": spec["base"], "late": spec["late"]},
         "sizes": SIZES,
         **claim_values(results, seeds, spec["window"]),
-        "mechanism": mechanism,
-        "families": families,
         "smol": smol_values(found["smol_comparison"]),
-        "findings": findings(found),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
         "greedy": scores_of(found["collapse"]),
         "untrained": {place: scores_of(results).get("base", {}) for place, results in found.items()},
-        "stable": _formatting_lost(results, spec["window"]),
     }
 
 
@@ -126,21 +109,11 @@ def scores_of(results: Results) -> Row:
     return rows
 
 
-def _formatting_lost(results: Results, window: int) -> Row:
-    """How many runs of reinforcement learning at the stable rate there are, and which lose ``LOSES`` of formatting."""
-    every = runs_within(results, STABLE, window)
-    lost = runs_within(results, STABLE, window, **{"formatting largest_loss": (LOSES, inf)})
-    return {
-        "runs": len(every),
-        "of_grpo": sum(name.startswith("grpo") for name, _ in lost),
-        "lost": [f"{name}, seed {seed}" for name, seed in lost],
-    }
-
-
 def page_of(summary: Values, template: str) -> str:
-    """One of ``PAGES``, or the README's findings, from the values of summary.json."""
+    """One of ``PAGES``, or the README's findings, from the values of summary.json and ``FOUND``."""
     by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
-    return render(template, {**summary, "by_name": by_name, "decided": DECIDED})
+    stored = json.loads(FOUND.read_text(encoding="utf-8"))
+    return render(template, {**stored, **summary, "by_name": by_name, "decided": DECIDED})
 
 
 # Files
@@ -176,8 +149,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         comparison = known_comparison("smol")
         written.append(comparison.results / "smol.png")
         write_figure(comparison, every_found(comparison), written[-1])
-    origins = {place: read_origins(directory) for place, directory in PLACES.items()}
-    summary = summarize(matrix, found, store_mechanism(), origins)
+    summary = summarize(matrix, found)
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
         write_atomically(page, page_of(summary, template))

@@ -8,22 +8,20 @@ import pytest
 from helpers.results import results_of
 
 from gtpo.files import CONFIGS
-from paper.matrix import load_matrix
+from paper.matrix import RUNS, experiments_of, load_matrix
 from paper.results import read_results
-from study.mechanism import DIRECTORY as mechanism_directory
-from study.mechanism import summaries_in
 from study.page import (
     DIRECTORY,
     FINDINGS,
+    METRICS,
     PAGES,
     PLACES,
     README,
     fill,
     page_of,
     summarize,
-    write_page,
 )
-from study.storage import only, read_origins
+from study.storage import only, read_origins, store
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
@@ -31,18 +29,11 @@ PAGE, CLAIMS, DETAILS = PAGES.values()
 
 
 @pytest.mark.slow
-def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Condensed, checked and rendered from a few runs; a second time from the condensed results alone."""
-    (sandbox / "docs").mkdir()
-    README.write_text("before\n<!-- found -->\nold\n<!-- end -->\nafter\n")
-    Path("linked.md").hardlink_to(README)
+def test_finished_runs_are_condensed_and_kept(sandbox: Any) -> None:
+    """A second time without the runs: the condensed results stay as they are."""
     assert sandbox.reproduce("fig2", "--seeds", "1", "2") == 0
-    capsys.readouterr()
-    assert sandbox.study("page") == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(path.is_file() for path in written)
-    assert {CLAIMS, README, DIRECTORY / "summary.json"} <= set(written)
-    first = PAGE.read_text() + CLAIMS.read_text()
+    runs = experiments_of(MATRIX, ["fig2"], "tiny")
+    store(DIRECTORY, RUNS / "tiny", runs, METRICS)
     stored = read_results([DIRECTORY])
     found = read_results([Path("outputs")])
     logged = [*found.metrics.columns]
@@ -50,17 +41,12 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     scores = [result.scored("gtpo-g8", "arithmetic")["entry"][2]["scores"] for result in (stored, found)]
     assert scores[0] == scores[1]
     (sandbox / "outputs").rename(sandbox / "gone")
-    write_page(MATRIX)
-    assert PAGE.read_text() + CLAIMS.read_text() == first
-    assert "not run" in first and "`python -m study compare llama`" in first
-    readme = README.read_text()
-    assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
-    assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments
-    assert "* **Unknown**: LLaMA" in readme and "Accuracy does not rise" not in readme  # no run says so
+    store(DIRECTORY, RUNS / "tiny", runs, METRICS)
+    assert read_results([DIRECTORY]).metrics.equals(stored.metrics)
 
 
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
-    """claim --seeds 21 22 23 leaves its runs and scores next to those of the matrix."""
+    """reproduce.py --seeds 21 22 23 leaves its runs and scores next to those of the matrix."""
     seeds = {seed: {"scores": {"pass": {"1": float(seed)}}} for seed in (1, 2, 3)}
     found = results_of(
         {"sft": {seed: [{"step": seed}] for seed in (1, 2, 3)}, "word": {1: [{"step": 1}]}},
@@ -84,8 +70,7 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     every = [*origins["collapse"].values(), *origins["headroom"].values()]  # docs/log.md has both numbers
     assert sum("-dirty" in origin[0] for origin in every) == 42
     assert len(found["collapse"].runs) + len(found["headroom"].runs) - len(every) == 34
-    mechanism = summaries_in(ROOT / mechanism_directory)
-    computed = json.dumps(summarize(MATRIX, found, mechanism, origins))
+    computed = json.dumps(summarize(MATRIX, found))
     parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]
     assert parts[0] == parts[1]  # Python 3.12 sums floats more exactly
     assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
