@@ -2,16 +2,15 @@
 
     python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
     python benchmarks/first_light.py --stages head gradient    # these, again
-    python benchmarks/first_light.py --minutes 10              # what is worth most in that time; --plan prints it
+    python benchmarks/first_light.py --minutes 10              # what is worth most in that time
     python benchmarks/first_light.py --work DIR                # models, runs and logs on a fast disk, kept
-    python benchmarks/first_light.py --model DIR               # the stage `learning` with these weights too
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU
 
 Stages of correctness run side by side, where the GPU has the memory; what is timed runs alone and afterwards. Each
 stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stages that
 were running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights, but
-for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be downloaded.
+for the tiny base, which learns.
 """
 
 import argparse
@@ -53,8 +52,7 @@ from checks import (  # noqa: E402
 )
 
 from gtpo.files import write_atomically  # noqa: E402
-from gtpo.models.hub import hub_is_reachable  # noqa: E402
-from gtpo.models.memory import GIB, estimate, hours_of_steps, shape_of  # noqa: E402
+from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
@@ -62,7 +60,6 @@ MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines di
 LEAST_GPU = 38.0  # GiB for the 8B shape in 16 bits, or for stages side by side
 LEAST_DISK = 20.0  # GiB for the 8B shape
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
-REAL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # 1 GB
 REPLACEMENTS = f"""
 import sys
 sys.path += {[str(ROOT), str(ROOT / "tests")]}
@@ -80,14 +77,6 @@ import os
 os.environ["PYTHONPATH"] = path = {str(ROOT / ".venv-trl-1.16.0")!r}
 sys.path.insert(0, path)
 """  # the fused head, which the pinned 1.14.2 lacks
-FLOAT32_HEAD = """
-import vllm
-class Engine(vllm.LLM):
-    def __init__(self, **options):
-        super().__init__(**options | {"hf_overrides": {"head_dtype": "float32"}})
-vllm.LLM = Engine
-"""
-NO_SEEDS = "from gtpo.evaluation import sampling\nsampling.derived_seed = lambda *names: None\n"
 
 
 class Fault(Exception):
@@ -100,20 +89,18 @@ class Bench:
 
     ``place`` is the working directory of its processes: Unsloth writes its compiled trainers there, and two processes
     may not do so at once. ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every
-    process executes before its script, a fault in a test. ``real`` is a directory of real weights. ``numbers`` are what
-    the running stage has measured, stored even if it fails; ``results`` those of the stages that are done.
+    process executes before its script, a fault in a test. ``numbers`` are what the running stage has measured, stored
+    even if it fails.
     """
 
     device: str
     work: Path
     launch: Callable[..., tuple[int, str]]
     before: str = ""
-    real: Path | None = None
     deadline: float = math.inf
     place: Path | None = None
     building: Any = field(default_factory=threading.Lock)  # a model, by one stage at a time
     numbers: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -203,14 +190,6 @@ def launch_process(
 # The stages: each returns its verdict
 
 
-def attention(bench: Bench) -> str:
-    """The attention that Unsloth and vLLM take here, and whether xformers loads."""
-    file = bench.work / "attention.json"
-    bench.succeed(PARTS / "attention.py", file, "--backend=unsloth", name="attention")
-    bench.numbers |= json.loads(file.read_text())
-    return ", ".join(f"{name} {found}" for name, found in bench.numbers.items())
-
-
 def head(bench: Bench) -> str:
     """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL 1.16 and Liger."""
     file = bench.work / "head.json"
@@ -233,14 +212,9 @@ def head(bench: Bench) -> str:
         if wrong:
             raise Fault(f"{shape} is off by {', '.join(wrong)}")
     measured = next(iter(bench.numbers["shapes"].values()))
-    seconds = measured["seconds"]
-    ours = seconds["ours"]
+    milliseconds = [f"{name} {1e3 * seconds:.0f}" for name, seconds in measured["seconds"].items()]
     error = measured["accuracy"]["ours"]["gradient"]
-    peers = ", ".join(f"{x} {1e3 * seconds[x]:.0f}" for x in ("trl logits", "trl fused", "liger") if x in seconds)
-    return (
-        f"{1e3 * ours:.0f} ms, {ours / seconds['limit']:.2f} x two matmuls ({peers}), "
-        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {error:.1%}"
-    )
+    return f"ms: {', '.join(milliseconds)}; {measured['peak_mib']['ours']:.0f} MiB, gradient off by {error:.1%}"
 
 
 def gradient(bench: Bench) -> str:
@@ -341,24 +315,8 @@ def frozen_run(bench: Bench) -> tuple[int, str]:
     return bench.run(ROOT / "train_gtpo.py", *argv, name="frozen", before=FREEZE)
 
 
-def head_dtype(bench: Bench) -> str:
-    """How far trainer and sampler differ with the engine's own head, and with a float32 one (vllm#48390)."""
-    variants = ["unsloth", "transformers-vllm"] if bench.device == "cuda" else ["unsloth"]
-    heads = {"own": "", "float32": FLOAT32_HEAD}
-    for variant, (name, before) in itertools.product(variants, heads.items()):
-        run = bench.work / f"head-{variant}-{name}"
-        argv = flags(bench.model("llama"), variant, bench.sizes, bench.device)
-        first = (
-            "import unsloth\n" if before and variant == "unsloth" else ""
-        )  # vLLM would import Transformers before it
-        bench.train("gtpo", run, *argv, before=first + before)
-        gaps = [row["sampler_logp_gap"] for row in metrics_of(run)]
-        bench.numbers[f"{variant}, {name}"] = statistics.mean(gaps)
-    return ", ".join(f"{name} head: {gap:.2e} nats" for name, gap in bench.numbers.items())
-
-
 def learning(bench: Bench) -> str:
-    """Thirty steps of GTPO and GRPO: the tiny base here and on the CPU, real weights where there are some."""
+    """Thirty steps of GTPO and GRPO: the tiny base gains here at least half of what it gains on the CPU."""
     precision: list[str] = []
     if bench.device == "cuda":
         dtype = "bf16" if bench.about["bfloat16"] else "fp16"
@@ -375,18 +333,6 @@ def learning(bench: Bench) -> str:
         verdicts.append(f"{method} {', '.join(gains)}")
         if LEARNING_STEPS[bench.device] >= 30 and gained[bench.device] < gained["cpu"] / 2:
             raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
-    if bench.real is not None:
-        name = bench.real.name
-        if bench.real.parent.name == "snapshots":  # of the Hub's cache
-            name = bench.real.parents[1].name
-        argv = [
-            *("--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"], *precision),
-            *("--lora_rank", 16, "--learning_rate", 1e-5, f"--use_cpu={str(bench.device == 'cpu').lower()}"),
-            *("--max_prompt_length", 256, "--max_completion_length", 256, "--max_seq_length", 512),
-        ]
-        for method in ("gtpo", "grpo") if bench.device == "cuda" else ("gtpo",):
-            gain = points_gained(bench, method, name, *argv)
-            verdicts.append(f"{method} {gain:+.0f} points ({name})")
     return "; ".join(verdicts) + ": formatting and accuracy, last third minus first"
 
 
@@ -408,26 +354,6 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
     return statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
 
 
-def real_weights(named: str | None, device: str) -> Path | None:
-    """The directory of ``--model``, a directory or a Hub id; on a GPU that of REAL_MODEL if it can be had."""
-    if named is None and device == "cpu":
-        return None
-    if named is not None and Path(named).is_dir():
-        return Path(named).absolute()
-    from huggingface_hub import snapshot_download
-
-    if named is None and not hub_is_reachable():
-        print("learning: the tiny base alone, the Hub cannot be reached: --model DIR")
-        return None
-    try:
-        return Path(snapshot_download(named or REAL_MODEL, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
-    except Exception as error:  # the Hub raises various errors
-        if named is not None:
-            raise
-        print(f"learning: the tiny base alone, {REAL_MODEL} cannot be had ({type(error).__name__}): --model DIR")
-        return None
-
-
 @dataclass(frozen=True)
 class Step:
     """A stage: seconds by phase, tokens per second and memory of a step with the presets.
@@ -436,7 +362,6 @@ class Step:
         lengths: Of prompt and completion, a key of ``Sizes.lengths``.
         trainer: ours, or library for TRL's or Unsloth's own.
         micro_batch: Completions, G for a whole group.
-        prompts: Prompts that are generated together, for as many steps.
         base: Weights of the base model, 4bit or 16bit.
     """
 
@@ -444,7 +369,6 @@ class Step:
     backend: str = "unsloth"
     trainer: str = "ours"
     micro_batch: int | str = 1
-    prompts: int = 1
     base: str = "4bit"
 
     def __call__(self, bench: Bench) -> str:
@@ -453,14 +377,8 @@ class Step:
         bench.numbers |= {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
         run = bench.work / f"step-{'-'.join(map(str, astuple(self)))}"
         script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
-        try:
-            bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
-        except Fault as fault:
-            if replace(self, lengths="longest") == Step():  # others may not fit
-                raise
-            bench.numbers["failed"] = str(fault)
-            return f"{name}: {fault}"
-        bench.numbers |= timed(run, self.prompts)
+        bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
+        bench.numbers |= timed(run)
         found = bench.numbers
         return (
             f"{name}, {prompt:,} + {completion:,} tokens: {found['seconds_of_a_step']:.1f} s a step, "
@@ -488,8 +406,8 @@ class Step:
             *("--gradient_checkpointing", "true", "--reward", f"{PARTS / 'reward.py'}:text_sum"),
             *("--max_prompt_length", most_of_prompt, "--max_completion_length", completion),
             *("--max_seq_length", most_of_prompt + most_of_completion),
-            *("--lora_rank", sizes.measured_rank, "--max_steps", 3 * self.prompts, "--save_steps", 100 * self.prompts),
-            *("--steps_per_generation", self.prompts * sizes.group // batch, "--logging_steps", 1),
+            *("--lora_rank", sizes.measured_rank, "--max_steps", 3, "--save_steps", 100),
+            *("--steps_per_generation", sizes.group // batch, "--logging_steps", 1),
             *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
             *VARIANTS[self.backend],
         ]
@@ -501,25 +419,18 @@ class Step:
         return argv
 
 
-def timed(run: Path, together: int = 1) -> dict[str, Any]:
-    """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``.
-
-    Of steps that share a generation, each with its part of it.
-    """
+def timed(run: Path) -> dict[str, Any]:
+    """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
     phases = json.loads((run / "phases.json").read_text())
-    row = metrics_of(run)[-together]
+    row = metrics_of(run)[-1]
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    steps = phases["steps"][together:]
+    steps = phases["steps"][1:]
     names = sorted({name for step in steps for name in step})
-    means = []
-    for first in range(0, len(steps), together):
-        group = steps[first : first + together]
-        means.append({name: sum(step.get(name, 0.0) for step in group) / together for name in names})
-    seconds = statistics.median(sum(step.values()) for step in means)
+    seconds = statistics.median(sum(step.values()) for step in steps)
     longest = statistics.median(phases["longest"][1:])
     tokens = settings["num_generations"] * row.get("completion_length", longest)
     return {
-        "seconds": {name: statistics.median(step[name] for step in means) for name in names},
+        "seconds": {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names},
         "seconds_of_a_step": seconds,
         "longest": longest,
         "tokens_per_second": tokens / seconds,
@@ -530,33 +441,28 @@ def timed(run: Path, together: int = 1) -> dict[str, Any]:
 
 
 def evaluation(bench: Bench) -> str:
-    """Samples per second of vLLM at k = 64, base and adapter, with and without a seed per request."""
+    """Samples per second of vLLM at k = 64, base and adapter, and whether the adapter is used."""
     run = bench.trained("gtpo", "unsloth")
     problems, k = (30, 64) if bench.device == "cuda" else (2, 2)
+    output = bench.work / "evaluation"
+    argv = [
+        *("--runs", "base", run, "--benchmarks", "arithmetic", "--limit", problems, "--k", k, "--backend=vllm"),
+        *("--max_new_tokens", bench.sizes.completion, "--output_dir", output, "--overwrite"),
+    ]
+    started = time.monotonic()
+    bench.succeed(ROOT / "evaluate.py", *argv, name=output.name)
+    seconds = time.monotonic() - started
     samples = 2 * problems * k  # of the base and of the run
-    seconds = {}
-    for name, before in (("with seeds", ""), ("without seeds", NO_SEEDS)):
-        output = bench.work / f"evaluation-{name.split()[0]}"
-        argv = [
-            *("--runs", "base", run, "--benchmarks", "arithmetic", "--limit", problems, "--k", k, "--backend=vllm"),
-            *("--max_new_tokens", bench.sizes.completion, "--output_dir", output, "--overwrite"),
-        ]
-        started = time.monotonic()
-        bench.succeed(ROOT / "evaluate.py", *argv, name=output.name, before=before)
-        seconds[name] = time.monotonic() - started
-        targets = len([*output.glob("*/arithmetic.jsonl")])
-        bench.numbers[name] = {"samples": samples, "seconds": seconds[name], "targets": targets}
-        if targets != 2:
-            raise Fault(f"{name}: {targets} of 2 targets have completions")
+    targets = len([*output.glob("*/arithmetic.jsonl")])
+    bench.numbers |= {"samples": samples, "seconds": seconds, "targets": targets}
+    if targets != 2:
+        raise Fault(f"{targets} of 2 targets have completions")
     if bench.device == "cuda":
         share = equal_to_peft(bench, run / "adapter")
         bench.numbers["equal to PEFT"] = share
         if not share["adapter"] > share["base"]:
             raise Fault(f"vLLM does not use the adapter: {share}")
-    return (
-        f"{seconds['with seeds']:.0f} s for {samples} samples, {seconds['without seeds']:.0f} s without seeds per "
-        "request, with the start"
-    )
+    return f"{seconds:.0f} s for {samples} samples, with the start"
 
 
 def equal_to_peft(bench: Bench, adapter: Path) -> dict[str, float]:
@@ -588,11 +494,9 @@ class Stage(NamedTuple):
 
 
 STAGES = {  # in the order of information per minute
-    "attention": Stage(attention, 1, is_timed=False),
     "gradient": Stage(gradient, 3.5, is_timed=False),
     "rollouts": Stage(rollouts, 8, is_timed=False),
     "learning": Stage(learning, 4, is_timed=False),
-    "head_dtype": Stage(head_dtype, 4, is_timed=False),
     "step_gsm8k": Stage(Step("gsm8k"), 3.5),
     "step_group": Stage(Step("gsm8k", micro_batch="G"), 2.5),
     "step_16bit": Stage(Step("gsm8k", micro_batch="G", base="16bit"), 3),
@@ -600,7 +504,6 @@ STAGES = {  # in the order of information per minute
     "step_math": Stage(Step("math"), 4),
     "evaluation": Stage(evaluation, 5),
     "step_longest": Stage(Step(), 5),
-    "step_prompts": Stage(Step(micro_batch="G", prompts=4), 8),
     "step_transformers": Stage(Step(backend="transformers"), 6),
     "step_handover": Stage(Step(backend="transformers-4bit-vllm"), 6),
     "step_trl": Stage(Step(backend="transformers", trainer="library"), 6),
@@ -622,19 +525,6 @@ def plan(names: Sequence[str], minutes: float) -> list[str]:
             break
         alone.append(name)
     return together + alone
-
-
-def plan_lines(chosen: Sequence[str]) -> list[str]:
-    """A plan as it is printed."""
-    together = [name for name in chosen if not STAGES[name].is_timed]
-    lines = []
-    if together:
-        longest = max(STAGES[name].minutes for name in together)
-        lines.append(f"side by side, about {longest:g} minutes: {', '.join(together)}")
-    for name in chosen:
-        if STAGES[name].is_timed:
-            lines.append(f"alone, about {STAGES[name].minutes:g} minutes: {name}")
-    return lines
 
 
 def run_stage(name: str, bench: Bench) -> dict[str, Any]:
@@ -681,9 +571,8 @@ class Report:
 
     def run(self, name: str, place: Path | None = None) -> None:
         """Run a stage, and store it."""
-        results = {other: entry["numbers"] for other, entry in self.stages.items()}
         self.say(f"{name}: about {STAGES[name].minutes:g} minutes")
-        entry = run_stage(name, replace(self.bench, numbers={}, results=results, place=place))
+        entry = run_stage(name, replace(self.bench, numbers={}, place=place))
         with self.writing:
             self.stages[name] = entry
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -723,13 +612,12 @@ def first_light(
 
 def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
     """What each report was made with, the verdicts by stage and GPU, and the measured steps."""
-    if not reports:
-        return "Nothing has been run on a GPU yet; `python benchmarks/first_light.py --help` lists the stages."
     lines = [*map(made_with, reports), ""]
     names = [report["environment"]["gpu"] for report in reports]
     lines += [f"| stage | {' | '.join(names)} |", "|---" * len(names) + "|---|"]
+    known = dict.fromkeys(name for stages in (STAGES, *(report["stages"] for report in reports)) for name in stages)
     missing = 0
-    for name in STAGES:
+    for name in known:
         entries = [report["stages"].get(name) for report in reports]
         if not any(entries):
             missing += 1
@@ -793,43 +681,11 @@ def measured_rows(report: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def hours_table(rates: Mapping[str, Any]) -> str:
-    """Hours of an epoch by the rates of configs/experiments.yaml, also where the policy collapses to 1,500 tokens."""
-    measured = rates["measured"]
-    gpu = rates["gpu"]
-    other = measured["gpu"]
-    lines = [
-        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, collapsed | {other}, G = 12 | {other}, 16 bits |",
-        "|---" * 6 + "|",
-    ]
-    for model, (dataset, steps) in itertools.product(rates["seconds_per_token"], rates["steps"].items()):
-        lengths = rates["longest_completion"][dataset]
-        cells = []
-        for group in (8, 12):
-            most = hours_of_steps(rates, model, group, lengths[group], steps)
-            cells.append(f"{most / rates['speedup'][model]:.0f} to {most:.0f} h")
-        cells.append(f"{hours_of_steps(rates, model, 12, 1500, steps):.0f} h")
-        for bits in ("4 bits", "16 bits"):
-            if model in measured[bits]["seconds_per_token"]:
-                cells.append(f"{hours_of_steps(measured[bits], model, 12, lengths[12], steps):.0f} h")
-            else:
-                cells.append("")
-        lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
-    hours_on_t4 = [rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"]]
-    lines.append("| qwen, gsm8k on a T4 | {:.0f} to {:.0f} h | | | | |".format(*hours_on_t4))
-    return "\n".join(lines)
-
-
 def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
-    """docs/gpu.md with its tables of hours and of stages."""
+    """docs/gpu.md with its tables of stages."""
     from study.page import fill
 
-    return fill(fill(text, "hours", hours_table(paper_rates())), "measured", measured_table(reports))
-
-
-def paper_rates() -> dict[str, Any]:
-    matrix = yaml.safe_load((ROOT / "configs" / "experiments.yaml").read_text())
-    return dict(matrix["paper"])
+    return fill(text, "measured", measured_table(reports))
 
 
 def stored_reports() -> list[dict[str, Any]]:
@@ -842,11 +698,8 @@ def flags_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[], help="run these, also if they have passed")
     parser.add_argument("--minutes", type=float, default=math.inf, help="run what is worth most in this time")
-    parser.add_argument("--plan", action="store_true", help="print the stages and how long they take, and exit")
-    parser.add_argument("--model", help=f"real weights for `learning`, a directory or a Hub id [{REAL_MODEL}]")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md, and exit")
     parser.add_argument("--miniature", action="store_true", help="small shapes on a CPU")
-    parser.add_argument("--output", type=Path, help="directory of the report [results/gpu, or outputs/first-light]")
     parser.add_argument("--work", type=Path, help="directory of models, runs and logs, kept [a temporary one]")
     return parser.parse_args()
 
@@ -856,19 +709,15 @@ def main() -> None:
     if args.page:
         page = ROOT / "docs" / "gpu.md"
         return write_atomically(page, gpu_page(page.read_text(), stored_reports()))
-    planned = plan_lines(plan(args.stages or list(STAGES), args.minutes))
-    print("\n".join(planned))
-    if args.plan:
-        return None
     import torch
 
-    device = "cpu" if args.miniature or not torch.cuda.is_available() else "cuda"
-    name = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
-    directory = args.output or ROOT / ("results/gpu" if device == "cuda" else "outputs/first-light")
+    is_cpu = args.miniature or not torch.cuda.is_available()
+    name = "cpu" if is_cpu else torch.cuda.get_device_name(0)
+    directory = ROOT / ("outputs/first-light" if is_cpu else "results/gpu")
     report = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     with tempfile.TemporaryDirectory() as temporary:
         work = (args.work or Path(temporary)).absolute()
-        bench = Bench(device, work, launch_process, real=real_weights(args.model, device))
+        bench = Bench("cpu" if is_cpu else "cuda", work, launch_process)
         content = first_light(bench, report, args.stages, args.minutes)
     print(f"report: {report}")
     sys.exit(any(entry["outcome"] != "passed" for entry in content["stages"].values()))

@@ -329,7 +329,6 @@ def light(
 
     def run(*stages: str, before: str = "") -> Any:
         bench = first_light.Bench("cpu", tmp_path, launch, before)
-        bench.real = bench.model("llama")
         return first_light.first_light(bench, tmp_path / "report" / "cpu.json", stages, say=said.append)["stages"]
 
     said: list[str] = []
@@ -345,13 +344,11 @@ def test_every_stage_runs_in_miniature_once(light: Any, tmp_path: Path) -> None:
     assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
     assert all(gap < MAX_GAP["float32"] for gap in stages["rollouts"]["numbers"]["unsloth"]["sampler_logp_gap"])
-    assert stages["attention"]["verdict"].startswith("Unsloth sdpa, vLLM CPU_ATTN, xformers ")
-    assert max(stages["head_dtype"]["numbers"].values()) < MAX_GAP["float32"]
-    assert stages["learning"]["numbers"].keys() == {"gtpo cpu", "grpo cpu", "gtpo llama"}
+    assert stages["learning"]["numbers"].keys() == {"gtpo cpu", "grpo cpu"}
     assert all(len(curve) == 2 for run in stages["learning"]["numbers"].values() for curve in run.values())
-    lengths = {"gsm8k": 6, "math": 10, "longest": 12, "unsloth": 6, "group": 6, "transformers": 12, "trl": 12}
+    lengths = {"gsm8k": 6, "math": 10, "longest": 12, "group": 6, "transformers": 12, "trl": 12}
     assert {name: stages[f"step_{name}"]["numbers"]["longest"] for name in lengths} == lengths
-    assert stages["evaluation"]["numbers"]["with seeds"]["targets"] == 2
+    assert stages["evaluation"]["numbers"]["targets"] == 2
     light.said.clear()
     assert light() == stages
     assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)
