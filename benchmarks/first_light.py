@@ -377,7 +377,13 @@ class Step:
         bench.numbers |= {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
         run = bench.work / f"step-{'-'.join(map(str, astuple(self)))}"
         script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
-        bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
+        try:
+            bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
+        except Fault as fault:
+            if replace(self, lengths="longest") == Step():  # others may not fit
+                raise
+            bench.numbers["failed"] = str(fault)
+            return f"{name}: {fault}"
         bench.numbers |= timed(run)
         found = bench.numbers
         return (
