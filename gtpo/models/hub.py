@@ -7,6 +7,7 @@ from gtpo.arguments import MODEL_ALIASES, hub_name
 from gtpo.errors import UsageError, first_line, nearest
 
 GB = 10**9
+MOST_LAYERS = 1000  # of a model, and of experts in a layer
 # Part of the package; named by the hash of its recipe.
 TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
 
@@ -95,9 +96,14 @@ def check_model_files(directory: Path) -> None:
 
 
 def load_config(model: str, **source: Any) -> Any:
-    """The config of a model."""
-    from transformers import AutoConfig
+    """The config of a model; UsageError for more layers or experts than MOST_LAYERS, which take hours to build."""
+    from transformers import AutoConfig, PretrainedConfig
 
+    values, _ = PretrainedConfig.get_config_dict(model, **source)
+    for part in (values, *values.values()):  # text_config of a model that also reads images
+        for name, count in part.items() if isinstance(part, dict) else ():
+            if name.endswith(("layer", "layers", "experts")) and isinstance(count, int | float) and count > MOST_LAYERS:
+                raise UsageError(f"config.json of {model} has {name} {count:,}: expected at most {MOST_LAYERS:,}.")
     return AutoConfig.from_pretrained(model, trust_remote_code=False, **source)
 
 

@@ -252,6 +252,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
     try:
         if Path(path).is_dir():
             check_model_files(Path(path))
+            load_config(path)
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=path,
             trust_remote_code=False,

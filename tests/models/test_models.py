@@ -17,7 +17,7 @@ from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from helpers.weights import Weights, same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gtpo.arguments import GTPOArguments, ModelArguments
 from gtpo.files import fingerprint
@@ -31,6 +31,7 @@ from gtpo.models.load import (
     source_options,
     why_not_loaded,
 )
+from gtpo.models.memory import shape_of
 from gtpo.training.export import merge_adapter
 
 # ---- LoRA policies ----
@@ -216,6 +217,28 @@ def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Pa
             load_base(str(model))
         (model / name).write_text(old)
     assert not (tmp_path / "ran").exists()
+
+
+# A stranger's config.json: what it names, and where.
+HUGE = [
+    {"num_hidden_layers": 1_000_000},
+    {"num_hidden_layers": 1e6},
+    {"num_local_experts": 1001},
+    {"text_config": {"num_hidden_layers": 10**12}},
+]
+
+
+@pytest.mark.parametrize("change", HUGE, ids=str)
+def test_a_model_of_a_million_layers_is_refused_before_it_is_built(
+    change: dict[str, Any], model: Path, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch
+) -> None:
+    for cls in (AutoConfig, AutoModelForCausalLM):
+        monkeypatch.setattr(cls, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+    write_json(model / "config.json", json.loads((model / "config.json").read_text()) | change)
+    loads = [load_base, shape_of, lambda path: build_policy(ModelArguments(model=path), "unsloth", 0)]
+    for load in loads:
+        with refused(r"has num_\w+ 1,?0.*: expected at most 1,000"):
+            load(str(model))
 
 
 def test_a_merge_runs_no_code_of_the_base_or_the_adapter(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
