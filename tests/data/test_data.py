@@ -373,3 +373,10 @@ def test_demonstrations_that_sft_would_cut_are_dropped_and_counted(
     assert f"{60 - len(expected)} of 60 prompts with their solution dropped: over {limit} tokens" in caplog.text
     settings.trainer.max_length = None
     assert len(drop_long_prompts(rows, tokenizer, settings)) == 60
+
+
+def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
+    for name in ("gsm8k", "math"):
+        train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, data_dir=str(data_dir)))["prompt"]}
+        test = [problem.question for problem in load_benchmark(name, str(data_dir))]
+        assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few

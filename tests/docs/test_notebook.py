@@ -92,3 +92,11 @@ def test_the_results_notebook_draws_every_figure_as_stored() -> None:
         for stored, found in zip(cell.outputs, cells[cell.id].outputs, strict=True):
             if "image/png" not in stored.get("data", {}):
                 assert stored == found, cell.id
+
+
+@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
+    """Neither paths nor times; `make notebooks` stores them."""
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        shown = "".join(output.get("text") or output.data.get("text/html", "") for output in cell.outputs)
+        assert not re.search(r"/(home|root|tmp|work|usr|Users)/|\d:\d\d:\d\d|\bit/s|\x1b|\r", shown), cell.id

@@ -18,6 +18,7 @@ BASH = [
     if line.strip() and not line.startswith("#")
 ]
 SMALL = "--max_steps 2 --lora_rank 4 --G 4 --max_completion_length 12 --prompts_per_step 1"
+MAX_LINES, MAX_COLUMNS = 115, 95
 NEEDS_HUB = {"llama", "smol"}  # and a GPU, or minutes
 
 
@@ -84,3 +85,15 @@ def test_every_script_runs_as_the_readme_calls_it(
     elif words[0] == "evaluate.py":
         assert "Pass@k (%)" in ended.stdout and "Maj@k (%)" in ended.stdout
         assert ("minus base" in ended.stdout) == ("--runs" in words)
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= MAX_LINES
+    prose = [line for line in lines if not line.startswith(("!", "[![", "Not published"))]
+    assert max(map(len, prose)) <= MAX_COLUMNS, max(prose, key=len)
+
+
+def test_the_readme_speaks_of_the_project_alone() -> None:
+    """No paths of a machine, and no hosts of a package index."""
+    assert not re.findall(r"/(?:work|tmp|home|root|mnt)/|\.local\b|simple/|index-url", README)

@@ -3,10 +3,12 @@
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 from helpers.files import read_settings
 from helpers.scripts import ROOT, run_process
+from packaging.specifiers import SpecifierSet
 from pytest import MonkeyPatch, mark
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
@@ -83,3 +85,17 @@ def test_the_job_of_skypilot_resumes(tmp_path: Path) -> None:
         (tmp_path / "outputs/llama/checkpoint-2").mkdir(parents=True, exist_ok=True)
         (tmp_path / "outputs/llama/checkpoint-2/files.json").touch()
     assert "~/sky_workdir/outputs" in SKY["file_mounts"]
+
+
+def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (version,) = re.findall(r"^FROM python:(3\.\d+)-", DOCKERFILE, re.MULTILINE)
+    locked = re.findall(r"--python-version (3\.\d+) --output", (ROOT / "Makefile").read_text())
+    assert version in SpecifierSet(project["requires-python"]) and {*locked} == {version}
+    (copied,) = re.findall(r"^COPY (.+) requirements/$", DOCKERFILE, re.MULTILINE)
+    assert all((ROOT / file).is_file() for file in copied.split())
+    for text in (DOCKERFILE, SKY["setup"]):
+        (installed,) = re.findall(r'-r "?(requirements/.+?\.txt)', text)
+        assert [installed.replace("$(uname -m)", machine) for machine in ("x86_64", "aarch64")] == copied.split()
+    (pytest_pin,) = re.findall(r"pytest==[\d.]+", DOCKERFILE)
+    assert pytest_pin in (ROOT / "requirements/dev.txt").read_text().splitlines()
