@@ -77,6 +77,11 @@ DERIVED = (  # from other settings, unless given
     "per_device_eval_batch_size",
     *_OF_VLLM,
 )
+_UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
+    "top_k",  # 0 and -1: every token
+    "gradient_checkpointing_kwargs",  # {"use_reentrant": True}
+    "dataset_num_proc",  # the number of cores
+}
 
 
 @dataclass(frozen=True)
@@ -472,9 +477,7 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
         given = {name: values[name] for name in fields_of([kind])}
         groups[label] = kind(**given)
     trainer = trainer_class(**copy.deepcopy(asked))
-    for name in ("scale_rewards", "epsilon_high"):  # Unsloth's config has others for loss_type dr_grpo and dapo
-        if name in asked:
-            setattr(trainer, name, asked[name])
+    _undo_changes_of_unsloth(trainer, asked)
     from torch import distributed
 
     if distributed.is_initialized():  # the clocks of several processes may give different names
@@ -489,3 +492,22 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
     if missing:
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
     return settings
+
+
+def _undo_changes_of_unsloth(trainer: Any, asked: Values) -> None:
+    """Set back what Unsloth's config class makes of the settings where TRL's own makes something else.
+
+    For loss_type dr_grpo it changes scale_rewards, for dapo epsilon_high; nothing has read them yet.
+    """
+    plain_class = type(trainer).__bases__[0]
+    if plain_class.__name__ != type(trainer).__name__:  # Unsloth's is a subclass of TRL's with the same name
+        return
+    fields = fields_of([plain_class])
+    known = {name: asked[name] for name in fields if name in asked}
+    plain = plain_class(**copy.deepcopy(known))
+    for name in fields.keys() - _UNSLOTH_RESOLVES:
+        wanted = getattr(plain, name)
+        found = getattr(trainer, name)
+        if found != wanted:
+            logger.warning("Unsloth changed %s from %s to %s: set back to %s", name, wanted, found, wanted)
+            setattr(trainer, name, wanted)
