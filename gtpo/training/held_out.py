@@ -129,7 +129,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         )
         indices, prompts = zip(*batches, strict=True)
         counts = iter(prompts)
-        return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (batch, next(counts)))
+        collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
+        return DataLoader(rows, batch_sampler=indices, collate_fn=lambda batch: (collate(batch), next(counts)))
 
     get_test_dataloader = get_eval_dataloader  # of predict
 
