@@ -44,6 +44,11 @@ def path_of(module: str) -> Path:
 
 
 @cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(path_of(module).read_text())
+
+
+@cache
 def imports(module: str, anywhere: bool) -> frozenset[str]:
     """Dotted names that a module imports: at module level, or anywhere (in functions and methods too)."""
     found: set[str] = set()
@@ -62,7 +67,7 @@ def imports(module: str, anywhere: bool) -> frozenset[str]:
             for child in ast.iter_child_nodes(node):
                 visit(child)
 
-    visit(ast.parse(path_of(module).read_text()))
+    visit(tree_of(module))
     return frozenset(found)
 
 
@@ -160,7 +165,7 @@ def test_nothing_replaces_a_function_of_a_library() -> None:
     """An assignment to an attribute of an imported name, or unittest.mock, outside the tests."""
     for module in sorted(MODULES):
         assert "unittest" not in {name.partition(".")[0] for name in imports(module, anywhere=True)}, module
-        tree = ast.parse(path_of(module).read_text())
+        tree = tree_of(module)
         imported = {
             (alias.asname or alias.name).partition(".")[0]
             for node in ast.walk(tree)
