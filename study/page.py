@@ -21,7 +21,7 @@ from paper.results import METRICS_FILE, Results, read_results
 from study import Row, Seeds, Values
 from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
 from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
-from study.compare import every_found, write_figure
+from study.compare import every_found, pooled_row, write_figure
 from study.compare import write_page as write_comparison_page
 from study.comparison import rounded_mean
 from study.measures import Curve, rounded
@@ -57,6 +57,7 @@ def summarize(matrix: Matrix, found: Mapping[str, Results]) -> Row:
         "sizes": SIZES,
         **claim_values(results, seeds, spec["window"]),
         "smol": smol_values(found["smol_comparison"]),
+        "on_tags": means_over_bases("tag_correction"),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
@@ -96,6 +97,17 @@ def smol_values(results: Results) -> Row:
     filtered = [results.curve("gtpo", seed, "filtered_fraction") for seed in results.seeds("gtpo")]
     share = 100 * float(concat(filtered).mean()) if filtered else None
     return {"claims": claims, "runs": runs, "scores": scores_of(results), "filtered": rounded(share)}
+
+
+def means_over_bases(name: str) -> Row:
+    """Arm of a stored comparison -> measure -> its mean difference from the first arm, over the bases."""
+    comparison = known_comparison(name)
+    every = every_found(comparison)
+    rows = {}
+    for arm in comparison.arms[1:]:
+        pairs = [found.pair(comparison, arm) for found in every]
+        rows[arm.name] = {measure: pooled_row(pairs, measure, 0.0) for measure in comparison.measures}
+    return rows
 
 
 def scores_of(results: Results) -> Row:
