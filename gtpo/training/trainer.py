@@ -103,9 +103,10 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         self.check_settings(args)
         own = kwargs.pop("settings", None)
         self.settings = own or self.Settings()
-        given = inspect.signature(trl.GRPOTrainer).bind(model, reward_funcs, args, *positional, **kwargs).arguments
+        names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
+        given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
         check_inputs(given)
-        check_overrides(type(self), GRPOTrainer)
+        check_overrides(type(self), __class__)  # type: ignore[name-defined]  # whatever the name stands for by now
         is_unsloth = uses_unsloth()  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
