@@ -249,6 +249,8 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: int | None, prompt: Any) -> Loaded:
     from unsloth import FastLanguageModel
 
+    # Without it CUDA graphs of up to twice the 96 to 256 that fit the memory. Without vLLM it would be the model's.
+    of_vllm = {} if sequences is None else {"max_num_seqs": sequences}
     try:
         if Path(path).is_dir():
             check_model_files(Path(path))
@@ -259,9 +261,9 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
             max_seq_length=arguments.max_seq_length,
             load_in_4bit=arguments.load_in_4bit,
             fast_inference=sequences is not None,  # vLLM in this process, sharing the weights
-            max_num_seqs=sequences,  # without it CUDA graphs of up to twice the 96 to 256 that fit the memory
             max_lora_rank=arguments.lora_rank,
             gpu_memory_utilization=arguments.gpu_memory_utilization,
+            **of_vllm,
         )
     except Exception as error:
         raise why_not_loaded(path, error) from error
