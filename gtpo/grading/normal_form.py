@@ -4,6 +4,7 @@ The rules are in rewrites.yaml, the words and commands that they name in tables.
 """
 
 import html
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -140,6 +141,12 @@ def _chinese_number(match: re.Match[str]) -> str:
     return str(total + digit)
 
 
+def _ratio(match: re.Match[str]) -> str:
+    """``2:4:6`` as 1:2:3."""
+    parts = [*map(int, match[0].split(":"))]
+    return ":".join(str(part // math.gcd(*parts)) for part in parts)
+
+
 def _replacement(text: str) -> Replacement:
     """What a rule puts in place: a template, ``@`` and a function, or ``@``, a table of words and a template."""
     if not text.startswith("@"):
@@ -165,6 +172,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "repeating": _repeating_decimal,
     "letters": _letters,
     "chinese": _chinese_number,
+    "ratio": _ratio,
     "unescape": lambda match: html.unescape(match[0]),
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),
     "remainder": lambda match: str(int(match[1]) % (int(match[2]) or 1)),
