@@ -68,6 +68,7 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
+TEXTS = {"model", "dataset", "tags", "system_prompt", "chat_template", "output_dir", "run_name"}  # no list in a file
 COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "changed_reward", "regrade", "compare"}
 _OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
 DERIVED = (  # from other settings, unless given
@@ -248,6 +249,9 @@ def find_start(method: str, flags: Flags) -> Start:
         of_run = True
         config = str(run.config)
     stored = {} if config is None else read_yaml(config)
+    for key, value in stored.items():
+        if name_of(key) in TEXTS and isinstance(value, list | dict):
+            raise UsageError(f"{config}: {key} is a {type(value).__name__}: expected one text.")
     for name in sorted({"objective", "reward"} - flags.keys()):
         words = stored.get(name) or []
         if isinstance(words, str):
