@@ -100,13 +100,19 @@ def smol_values(results: Results) -> Row:
 
 
 def means_over_bases(name: str) -> Row:
-    """Arm of a stored comparison -> measure -> its mean difference from the first arm, over the bases."""
+    """Arm of a stored comparison -> measure -> its mean difference from the first arm, over the bases.
+
+    The p of a primary measure is that of its distance from the planned bound.
+    """
     comparison = known_comparison(name)
+    bounds = {primary["measure"]: primary.get("above", 0.0) for primary in comparison.primary}
     every = every_found(comparison)
     rows = {}
     for arm in comparison.arms[1:]:
         pairs = [found.pair(comparison, arm) for found in every]
-        rows[arm.name] = {measure: pooled_row(pairs, measure, 0.0) for measure in comparison.measures}
+        rows[arm.name] = {
+            measure: pooled_row(pairs, measure, bounds.get(measure, 0.0)) for measure in comparison.measures
+        }
     return rows
 
 

@@ -66,7 +66,7 @@ def check_generation_kwargs(args: Any) -> None:
         elif re.fullmatch(_VALUES["not_one_completion"], name):
             fault = "is not supported, completions end with an EOS: remove it"
         elif not args.use_vllm and name not in known:  # vLLM refuses it
-            fault = f"is no setting of the sampler{nearest(name, known)}: remove it"
+            fault = f"is not a setting of the sampler{nearest(name, known)}: remove it"
         if fault:
             raise UsageError(f"{name} in generation_kwargs {fault}.")
 

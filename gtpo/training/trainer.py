@@ -106,7 +106,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
         given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
         check_inputs(given)
-        check_overrides(type(self), __class__)  # type: ignore[name-defined]  # whatever the name stands for by now
+        check_overrides(type(self), __class__)  # type: ignore[name-defined]  # this class, under any name
         is_unsloth = uses_unsloth()  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
@@ -230,7 +230,7 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         """A_i of all completions of a step, in all processes: TRL's here. Override it for other advantages.
 
         It takes ``scale_rewards`` and ``multi_objective_aggregation`` from the settings. The conflict mask is that of
-        what it returns. A completion without a reward has A_i = 0, whatever is returned for it.
+        what it returns. A completion without a reward has A_i = 0: the value returned for it is not used.
 
         Args:
             rewards: One column for each reward function, NaN where it has no reward (None). Their weights are

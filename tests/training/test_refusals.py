@@ -69,7 +69,7 @@ def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tm
             "max_new_tokens in generation_kwargs = 8 is not max_completion_length = 9: set max_completion_length",
         ),
         ({"max_length": 64}, "max_length in generation_kwargs = 64 is not max_completion_length = 9"),
-        ({"tempreature": 0.7}, r"tempreature in .* is no setting of the sampler \(did you mean 'temperature'\?\)"),
+        ({"tempreature": 0.7}, r"tempreature in .* is not a setting of the sampler \(did you mean 'temperature'\?\)"),
         ({"stop_strings": ["</answer>"]}, "stop_strings in generation_kwargs is not supported"),
         ({"num_return_sequences": 2}, "num_return_sequences in generation_kwargs is not supported"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate in generation_kwargs is not supported"),
