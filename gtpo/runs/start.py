@@ -38,19 +38,12 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     ``rows`` and ``held_out``: sequences of training and held-out rows.
     """
-    from transformers.integrations import get_reporting_integration_callbacks
-
     completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
     prompts = completions // settings.group_size
     refuse_few_rows(len(rows), prompts)
     settings.made_from |= made_from(settings, rows, held_out)
     settings.prompt_keys = _trained_prompts(settings, rows)
-    for name in settings.trainer.report_to:
-        try:
-            for reporter in get_reporting_integration_callbacks(name):
-                reporter()
-        except (ImportError, RuntimeError, ValueError) as error:  # unknown, or its package is missing
-            raise UsageError(f"--report_to {name}: {first_line(error)}; or set --report_to none.") from error
+    _check_reporters(settings.trainer.report_to)
     run = RunDirectory(settings.output_dir)
     start = settings.run
     check_directory(run.path, bool(start.resume), start.overwrite)
@@ -63,6 +56,20 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
     return None
+
+
+def _check_reporters(names: list[str]) -> None:
+    """UsageError for one that Transformers does not know, or whose package is missing."""
+    from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
+
+    installed = [*get_available_reporting_integrations(), "flyte"]  # which is not looked for
+    for name in names:
+        try:
+            found = get_reporting_integration_callbacks(name)  # none of "none"
+        except ValueError as error:
+            raise UsageError(f"--report_to {name}: {first_line(error)}; or set --report_to none.") from error
+        if found and name not in installed:
+            raise UsageError(f"--report_to {name}: its package is not installed: install it, or set --report_to none.")
 
 
 def refuse_few_rows(rows: int, prompts: int) -> None:
