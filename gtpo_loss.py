@@ -78,6 +78,18 @@ def conflict_spans(
     return forward, backward
 
 
+def plain_opening_spans(group: list[list[int]], advantages: list[float]) -> list[list[bool]]:
+    """M_fw of one group as in Section 5.1, M_bw with reversed rows: :func:`conflict_spans` for readers and tests."""
+    spans = []
+    for row in group:
+        is_conflict = []
+        for place, token in enumerate(row):
+            rivals = [a for other, a in zip(group, advantages, strict=True) if other[place : place + 1] == [token]]
+            is_conflict.append(max(rivals) > 0 > min(rivals))
+        spans.append([all(is_conflict[: place + 1]) for place in range(len(row))])
+    return spans
+
+
 def rewards_at_mean(rewards: Tensor, group_size: int) -> Tensor:
     """Whether R_i is the mean of its group, but for rounding, so that A_i is 0. NaN: no reward. (B,) -> bool (B,)"""
     groups = rewards.float().view(-1, group_size)

@@ -8,7 +8,7 @@ from helpers.reference import naive_backward_spans, naive_forward_spans, unpad
 from torch import Tensor
 
 import gtpo_loss
-from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans
+from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans, plain_opening_spans
 
 
 @pytest.mark.parametrize("span", CONFLICT_SPANS)
@@ -36,6 +36,19 @@ def test_spans_equal_the_loops_over_tokens(span: str, width: int) -> None:
         assert unpad(actual, valid) == expected
         assert not actual[~valid].any()
         assert span == "common" or width < 300 or actual[:, BLOCK:].any()
+    first = slice(0, 4 * size)  # the plain form is slow
+    forward, backward = (unpad(each[first], valid[first]) for each in found)
+    if span == "anchored":
+        assert plain_spans(completions[first], scores, size) == forward
+        mirrored = [row[::-1] for row in completions[first]]
+        assert [row[::-1] for row in plain_spans(mirrored, scores, size)] == backward
+
+
+def plain_spans(completions: list[list[int]], scores: list[float], size: int) -> list[list[bool]]:
+    spans = []
+    for start in range(0, len(completions), size):
+        spans += plain_opening_spans(completions[start : start + size], scores[start : start + size])
+    return spans
 
 
 @pytest.mark.parametrize("span", CONFLICT_SPANS)
