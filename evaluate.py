@@ -34,7 +34,7 @@ def main() -> None:
         plan = jobs.plan_evaluation(flags)
         found = plan.jobs
         if not flags.regrade:
-            plan.run(flags.overwrite, flags.shard)
+            plan.run()
     if flags.shard:
         print(f"Shard {flags.shard} is stored; the same command without --shard merges the shards and grades them.")
         return

@@ -88,7 +88,7 @@ def check_fields(values: Values, checks: Mapping[str, Check]) -> None:
             raise UsageError(f"--{name} is {value!r}: expected {expected}.")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceArguments:
     """Which rows are used, of training or of a benchmark, and what their columns are called."""
 
@@ -101,7 +101,7 @@ class SourceArguments:
     answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataArguments(SourceArguments):
     """The training data."""
 

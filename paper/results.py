@@ -2,20 +2,19 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series, concat, read_parquet
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
-from gtpo.evaluation.compare import comparable
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import read_regular
 from gtpo.runs.directory import RunDirectory, check_seeds, find_runs, is_held_out, run_label
@@ -27,6 +26,17 @@ METRICS_INDEX, SCORES_INDEX = ["run", "seed", "step"], ["run", "benchmark", "see
 GREEDY = "_greedy"  # ends the name of a benchmark at temperature 0
 Run = tuple[str, int]  # name and seed
 Entry = dict[str, Any]  # of results.json
+
+
+class Sampled(NamedTuple):
+    """What evaluations of one figure have in common; 0 where it is not known."""
+
+    problems: int
+    k: int
+    temperature: float
+    problems_hash: str
+    top_p: float
+    max_new_tokens: int
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,44 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
         run = RunDirectory(Path(entry["adapter"]).parent)
         read.append((*_identify(run.path, {}), run))
     check_seeds(read)
-    return Results.of(runs, condensed + comparable(found))
+    return Results.of(runs, condensed + _comparable(found))
+
+
+def _comparable(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that have the same problems and sampling as the others of a benchmark; what is left out is logged.
+
+    The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
+    of problems, of samples, the higher temperature, and the newer one.
+    """
+    votes = {(entry["benchmark"], _place(entry), entry["adapter"], _sampling(entry)): None for entry in entries}
+    kept = []
+    for entry in entries:
+        benchmark = entry["benchmark"]
+        place = _place(entry)
+        others = []  # the newest first
+        for name, of_other, _, other in reversed(votes):
+            if name == benchmark and place in (of_other, Path()):
+                others.append(other)
+        chosen = max(others, key=lambda other: (others.count(other), other.problems, other.k, other.temperature))
+        if _sampling(entry) == chosen:
+            kept.append(entry)
+        else:
+            logger.warning(
+                "scores of %s on %s are left out: problems or sampling are not as in the others",
+                entry["label"],
+                benchmark,
+            )
+    return kept
+
+
+def _place(entry: Entry) -> Path:
+    """The directory of the run of an adapter and of the runs that it is compared with."""
+    return Path(entry["adapter"] or "").parent.parent
+
+
+def _sampling(entry: Entry) -> Sampled:
+    stored = entry.get("settings", {}) | {"problems": entry.get("problems")}
+    return Sampled._make(stored.get(name) or 0 for name in Sampled._fields)
 
 
 def _entries_of(path: Path, models: Mapping[str, str]) -> Iterator[Entry]:

@@ -23,7 +23,7 @@ MATH_VERIFY = "math_verify"  # --grader
 DATA_FLAGS = tuple(name for name in fields_of([SourceArguments]) if name != "limit")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluationArguments(SourceArguments):
     """What is evaluated, how completions are sampled, and where they are kept."""
 

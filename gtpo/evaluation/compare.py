@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entries, Entry, Groups, Row, Stored, by_benchmark, grouped, read_entries
+from gtpo.evaluation.records import Entries, Entry, Groups, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out, trained_on_text
 from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_differently
@@ -42,17 +41,6 @@ _HOW = (  # settings that may differ
     "grader",
 )
 _OF_METHODS = {"method", "objective", "use_bias_correction_kl", *fields_of([GTPOArguments])}
-
-
-class Sampled(NamedTuple):
-    """What is alike in a figure; 0 where it is not known."""
-
-    problems: int
-    k: int
-    temperature: float
-    problems_hash: str
-    top_p: float
-    max_new_tokens: int
 
 
 Names = tuple[str, str]  # of two sides
@@ -271,40 +259,3 @@ def _cells(comparison: Comparison) -> list[str]:
             values[column] += f" ± {error:.1f}"
     interval = "{:+.1f} to {:+.1f}".format(*comparison.interval)
     return [title, *values, interval, " / ".join(map(str, comparison.counts))]
-
-
-def comparable(entries: Sequence[Row]) -> list[Row]:
-    """The entries that have the same problems and sampling as the others of a benchmark; what is left out is logged.
-
-    The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
-    of problems, of samples, the higher temperature, and the newer one.
-    """
-    votes = {(entry["benchmark"], _place(entry), entry["adapter"], _sampling(entry)): None for entry in entries}
-    kept = []
-    for entry in entries:
-        benchmark = entry["benchmark"]
-        place = _place(entry)
-        others = []  # the newest first
-        for name, of_other, _, other in reversed(votes):
-            if name == benchmark and place in (of_other, Path()):
-                others.append(other)
-        chosen = max(others, key=lambda other: (others.count(other), other.problems, other.k, other.temperature))
-        if _sampling(entry) == chosen:
-            kept.append(entry)
-        else:
-            logger.warning(
-                "scores of %s on %s are left out: problems or sampling are not as in the others",
-                entry["label"],
-                benchmark,
-            )
-    return kept
-
-
-def _place(entry: Stored) -> Path:
-    """The directory of the run of an adapter and of the runs that it is compared with."""
-    return Path(entry["adapter"] or "").parent.parent
-
-
-def _sampling(entry: Stored) -> Sampled:
-    stored = entry.get("settings", {}) | {"problems": entry.get("problems")}
-    return Sampled._make(stored.get(name) or 0 for name in Sampled._fields)

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
+from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import check_source, short_name_of
@@ -28,7 +28,6 @@ from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
 
-Load = Callable[[], Sampler]  # of the model
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",
     "backend",
@@ -50,10 +49,6 @@ class Job:
     def adapter(self) -> Path | None:
         adapter = self.head.origin.adapter
         return Path(adapter) if adapter else None
-
-    @property
-    def prompt(self) -> PromptArguments:
-        return PromptArguments(**stored_prompt(self.head.settings))
 
     @property
     def title(self) -> str:
@@ -127,13 +122,51 @@ class EvaluationPlan:
 
     jobs: list[Job]
     sampling: Sampling
-    load: Load  # once for all jobs
+    load: Callable[[], Sampler]  # the model, once for all jobs
+    shard: str | None = None  # N/M: the part of each benchmark that is sampled, into a file of its own
+    overwrite: bool = False  # discards stored completions and scores first
 
-    def run(self, overwrite: bool = False, shard: str | None = None) -> None:
-        """Sample what is missing, as :func:`run_job`; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
+    def run(self) -> None:
+        """Sample what is missing; SIGTERM and SIGHUP then end the process as Ctrl-C does."""
         stop_on_signals()
         for job in self.jobs:
-            run_job(job, self.sampling, self.load, overwrite, shard)
+            self.run_job(job)
+
+    def run_job(self, job: Job) -> None:
+        """Sample the completions that are not in the file yet, and append them as they finish.
+
+        The sampler is loaded only if something is missing. Without a shard, those that are stored are merged first.
+        """
+        problems = job.problems.rows
+        prompt = job.head.prompt
+        keys = storage.keys_of(problems, self.sampling.k)
+        shards = storage.shard_paths(job.path)
+        path = storage.shard_path(job.path, self.shard) if self.shard else job.path
+        with storage.open_completions(path, job.head, problems, self.overwrite) as file:
+            if self.overwrite:
+                storage.scores_path(job.path).unlink(missing_ok=True)
+            if self.shard:
+                done = set(file.done)
+                for other in [job.path, *shards]:
+                    done |= storage.stored_keys(other, job.head.settings, problems)
+            else:
+                for other in shards:
+                    file.merge(other, self.overwrite)
+                done = set(file.done)
+            if done >= keys:
+                file.append([])
+                return
+            sampler = self.load()
+            tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, prompt)
+            requests = sampling.make_requests(sampler, problems, self.sampling, prompt, tokenizer)
+            prompts = [prompt.format.to_messages(problem.question) for problem in problems]
+            scored = ("format",) if job.problems.grader else ("format", "accuracy")
+            check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], prompt, scored)
+            mine = sampling.keys_of_shard(requests, self.sampling.batch_size, self.shard) if self.shard else keys
+            with CompletionBar(job.title, len(mine), len(done & mine), self.sampling.max_new_tokens) as bar:
+                for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
+                    file.append(rows)
+                    bar.count_completions(rows)
 
 
 def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
@@ -143,42 +176,46 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
-    options = {name: getattr(flags, name) for name in fields_of([Sampling])}
-    options["load_in_4bit"] = targets.choose_4bit(flags.load_in_4bit, evaluated)
-    if backend == "vllm":
-        options["batch_size"] = None
-    how = Sampling(**options)
+    how = Sampling(
+        k=flags.k,
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        seed=flags.seed,
+        max_new_tokens=flags.max_new_tokens,
+        batch_size=None if backend == "vllm" else flags.batch_size,
+        load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated),
+    )
     targets.warn_of_sampling(evaluated, model, {"temperature": how.temperature, "top_p": how.top_p})
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
-    base = {"model": targets.check_base(model, evaluated), "backend": backend, **asdict(how)}
+    base = targets.check_base(model, evaluated)
     read_with = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
     made_with = provenance()
-    jobs: list[Job] = []
+    jobs: dict[Path, Job] = {}
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
-        of_target = {"adapter": fingerprint(adapter) if adapter else None, **asdict(prompt)}
+        weights = {"model": base, "backend": backend, **asdict(how), "adapter": adapter and fingerprint(adapter)}
         label = target.label or targets.model_label(model, evaluated)
-        directory = Path(flags.output_dir) / label
-        if directory in [job.path.parent for job in jobs]:
-            raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
         for name, asked in problems.items():
-            data = {"source": sources[name], **read_with, "grader": asked.graded_by}
-            origin = Origin(model, adapter, target.checkpoint, made_with, data)
-            of_benchmark = {
+            path = Path(flags.output_dir) / label / f"{name}.jsonl"
+            if path in jobs:
+                raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
+            settings = {
+                **weights,
+                **asdict(prompt),
                 "benchmark": name,
                 "problems": len(asked.rows),
                 "problems_hash": storage.problems_hash(asked.rows),
             }
-            head = Head(base | of_target | of_benchmark, origin)
-            path = directory / f"{name}.jsonl"
+            data = {"source": sources[name], **read_with, "grader": asked.graded_by}
+            head = Head(settings, Origin(model, adapter, target.checkpoint, made_with, data))
             if not flags.overwrite:
-                storage.check_settings(path, head.settings, asked.rows)
-            jobs.append(Job(path, asked, head))
-    load: Load = partial(sampling.TransformersSampler, model, how, prompts[0])
+                storage.check_settings(path, settings, asked.rows)
+            jobs[path] = Job(path, asked, head)
+    load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how, prompts[0])
     if backend == "vllm":
         rank = targets.max_lora_rank(evaluated)
         load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization, prompts[0])
-    return EvaluationPlan(jobs, how, cache(load))
+    return EvaluationPlan(list(jobs.values()), how, cache(load), flags.shard, flags.overwrite)
 
 
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
@@ -220,45 +257,3 @@ def stop_on_signals() -> None:
 def _stop(number: int, frame: Any) -> None:
     logger.warning("\nstopped by %s; continue with: %s", signal.Signals(number).name, command_again())
     raise SystemExit(128 + number)
-
-
-def run_job(
-    job: Job,
-    how: Sampling,
-    load: Load,
-    overwrite: bool = False,
-    shard: str | None = None,
-) -> None:
-    """Sample the completions that are not in the file yet, and append them as they finish.
-
-    The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first. A
-    shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
-    """
-    problems = job.problems.rows
-    keys = storage.keys_of(problems, how.k)
-    path = storage.shard_path(job.path, shard) if shard else job.path
-    shards = storage.shard_paths(job.path)
-    with storage.open_completions(path, job.head, problems, overwrite) as file:
-        if overwrite:
-            storage.scores_path(job.path).unlink(missing_ok=True)
-        if not shard:
-            for other in shards:
-                file.merge(other, overwrite)
-        done = set(file.done)
-        if shard:
-            for other in [job.path, *shards]:
-                done |= storage.stored_keys(other, job.head.settings, problems)
-        if done >= keys:
-            file.append([])
-            return
-        sampler = load()
-        tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, job.prompt)
-        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer)
-        prompts = [job.prompt.format.to_messages(problem.question) for problem in problems]
-        scored = ("format",) if job.problems.grader else ("format", "accuracy")
-        check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], job.prompt, scored)
-        mine = sampling.keys_of_shard(requests, how.batch_size, shard) if shard else keys
-        with CompletionBar(job.title, len(mine), len(done & mine), how.max_new_tokens) as bar:
-            for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
-                file.append(rows)
-                bar.count_completions(rows)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.data.load import Problem as Problem
 from gtpo.files import read_regular
 
@@ -58,6 +59,11 @@ class Head:
     def read(cls, stored: Stored) -> Self:
         """The head in a JSON object; KeyError or TypeError if a key is missing."""
         return cls(dict(stored["settings"]), Origin.read(stored["about"]))
+
+    @property
+    def prompt(self) -> PromptArguments:
+        """How the model was asked."""
+        return PromptArguments(**stored_prompt(self.settings))
 
     def write(self) -> Row:
         """The JSON object."""

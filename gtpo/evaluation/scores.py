@@ -11,7 +11,6 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from gtpo import grading
-from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, Problem, Problems, ProblemScores, read_entries
@@ -29,7 +28,7 @@ Scores = dict[str, list[float]]  # of one problem: metric -> its value at each k
 def grade(path: Path, problems: Problems) -> Entry:
     """The entry of a completion file in ``results.json``; lenient scores are those of our grader alone."""
     head, rows = read_completions(path)
-    prompt = PromptArguments(**stored_prompt(head.settings)).format
+    prompt = head.prompt.format
     k = head.settings["k"]
     keys = keys_of(problems.rows, k)
     completions = {key_of(row): row for row in rows if key_of(row) in keys}

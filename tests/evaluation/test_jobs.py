@@ -89,7 +89,7 @@ def test_a_job_for_every_target_and_benchmark(
         **{"chat_template": None, "chat_template_kwargs": None},
     }
     assert jobs[2].head.settings["tags"] == "<think> </think> <answer> </answer>"
-    assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].prompt == THINK
+    assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].head.prompt == THINK
     origin = jobs[0].head.origin
     assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(best), "best")
     assert origin.environment["packages"]["transformers"]
@@ -119,10 +119,9 @@ def test_other_sampling_than_in_training_is_named(
 ) -> None:
     settings = {"model": "tiny", "temperature": trained[0], "top_p": trained[1]} | vars(PromptArguments())
     write_settings(outputs / "older" / "config.yaml", settings)
-    flags = EvaluationArguments(["arithmetic"], runs=["base", "outputs/older"], k=1, output_dir=str(tmp_path))
-    flags.temperature, flags.top_p = asked
-    flags.checkpoint = "best" if place == "best" else "last"
-    plan_evaluation(flags)
+    flags = {"temperature": asked[0], "top_p": asked[1], "checkpoint": "best" if place == "best" else "last"}
+    runs = ["base", "outputs/older"]
+    plan_evaluation(EvaluationArguments(["arithmetic"], runs=runs, k=1, output_dir=str(tmp_path), **flags))
     assert caplog.messages == [f"outputs/older/{place} was trained with {text}" for text in said]
 
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from gtpo.arguments import ModelArguments, PromptArguments
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
-from gtpo.evaluation.jobs import Job, run_job
+from gtpo.evaluation.jobs import EvaluationPlan, Job
 from gtpo.evaluation.records import Head, Origin, Problems, read_entries
 from gtpo.evaluation.sampling import Request, Sampling
 from gtpo.evaluation.scores import grade
@@ -58,8 +58,13 @@ class Canned:
             ]
 
 
+def run_job(job: Job, load: Any, **options: Any) -> None:
+    how = Sampling(k=job.head.settings["k"], max_new_tokens=9)
+    EvaluationPlan([job], how, load, **options).run_job(job)
+
+
 def fill(path: Path, settings: dict = SETTINGS, load: Any = Canned, **options: Any) -> bytes:
-    run_job(Job(path, Problems(ROWS), Head(settings, ORIGIN)), Sampling(k=3, max_new_tokens=9), load, **options)
+    run_job(Job(path, Problems(ROWS), Head(settings, ORIGIN)), load, **options)
     return path.read_bytes()
 
 
@@ -90,12 +95,11 @@ def test_completions_that_another_file_grades_name_it(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     first, second = (Origin("canned", data={"source": f"{name}/test.csv"}) for name in "ab")
     job = Job(path, Problems(ROWS), Head(SETTINGS, first))
-    sampling = Sampling(k=3, max_new_tokens=9)
-    run_job(job, sampling, Canned)
+    run_job(job, Canned)
     content = path.read_bytes()
-    run_job(job, sampling, never)
+    run_job(job, never)
     assert path.read_bytes() == content
-    run_job(replace(job, head=Head(SETTINGS, second)), sampling, never)
+    run_job(replace(job, head=Head(SETTINGS, second)), never)
     assert path.read_bytes().startswith(content) and read_head(path).origin == second
     assert len(read_completions(path)[1]) == 21
 
@@ -131,40 +135,40 @@ def of_size(problems: int, k: int) -> Job:
 def test_completions_of_fewer_problems_and_samples_are_kept(larger: tuple[int, int], here: Path) -> None:
     small = of_size(3, 2)
     large = of_size(*larger)
-    run_job(small, Sampling(k=2, max_new_tokens=9), Canned)
+    run_job(small, Canned)
     before = small.path.read_bytes()
     with raises(AssertionError, match="loaded"):
-        run_job(large, Sampling(k=larger[1], max_new_tokens=9), never)
+        run_job(large, never)
     assert small.path.read_bytes() == before  # nothing is written before the first completion
-    run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
+    run_job(large, Canned)
     assert large.path.read_bytes().startswith(before) and read_head(large.path) == large.head
     found = [(row["id"], row["sample"]) for row in read_completions(large.path)[1]]
     assert len(found) == larger[0] * larger[1]
     assert set(found) == {(problem.id, sample) for problem in large.problems.rows for sample in range(larger[1])}
     content = large.path.read_bytes()
-    run_job(large, Sampling(k=larger[1], max_new_tokens=9), never)
+    run_job(large, never)
     warmer = large.head.settings | {"temperature": 2.0}
     swapped = Problems([ROWS[1], ROWS[0], *ROWS[2:]])
     of_swapped = large.head.settings | {"problems_hash": problems_hash(swapped.rows)}
     others = replace(large, problems=swapped, head=Head(of_swapped, ORIGIN))
     for job in (of_size(2, 2), replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
         with refused("was created with other settings"):
-            run_job(job, Sampling(k=job.head.settings["k"], max_new_tokens=9), never)
+            run_job(job, never)
     large.path.write_bytes(content[:-200])  # killed
-    run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
+    run_job(large, Canned)
     assert large.path.read_bytes() == content
 
 
 def test_a_smaller_k_takes_the_first_samples(here: Path) -> None:
     few = of_size(3, 2)
-    run_job(of_size(3, 5), Sampling(k=5, max_new_tokens=9), Canned)
+    run_job(of_size(3, 5), Canned)
     stored = few.path.read_bytes()
-    run_job(few, Sampling(k=2, max_new_tokens=9), never)
+    run_job(few, never)
     assert few.path.read_bytes().startswith(stored) and read_head(few.path) == few.head
     entry = grade(few.path, few.problems)
     assert (entry.k, {problem.n for problem in entry.per_problem}) == (2, {2})
     assert list(entry.scores["pass"]) == ["1", "2"]
-    run_job(of_size(3, 5), Sampling(k=5, max_new_tokens=9), never)
+    run_job(of_size(3, 5), never)
     assert grade(few.path, few.problems).k == 5 and len(read_completions(few.path)[1]) == 15
 
 
@@ -255,7 +259,7 @@ def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> No
     assert shard.read_bytes() == content and path.read_bytes() == b""
     head = Head(SETTINGS, Origin("of the merge"))
     for _ in range(2):  # the second time as if it was killed before it deleted the shard
-        run_job(Job(path, Problems(ROWS), head), Sampling(k=3, max_new_tokens=9), never)
+        run_job(Job(path, Problems(ROWS), head), never)
         assert path.read_bytes() == content and read_head(path).origin == ORIGIN  # that of what sampled them
         assert not shard.exists()
         shard.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def front_matter(card: str) -> dict[str, Any]:
 def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
     settings = settings_of(adapter.parent)
     settings.model.model = "qwen"
-    settings.data.dataset = "gsm8k"  # which only a GPU can train
+    settings.data = replace(settings.data, dataset="gsm8k")  # which only a GPU can train
     card = model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer)
     common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
     assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
@@ -147,7 +148,7 @@ def test_the_quick_start_works_when_pasted_in_another_directory(
 def test_a_name_in_the_card_is_text(name: str, adapter: Path) -> None:
     settings = settings_of(adapter.parent)
     settings.trainer.hub_model_id = name
-    settings.data.dataset = f"a`<b>`{name}"
+    settings.data = replace(settings.data, dataset=f"a`<b>`{name}")
     settings.prompt.chat_template_kwargs = {"x=1): import os #": 1}
     card = model_card(settings, ROWS, adapter, "me/my model", TRAINERS["gtpo"])
     body = card.split("---\n", 2)[2]
