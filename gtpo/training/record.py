@@ -120,9 +120,9 @@ class Recorder:
 
     def _complete_table(self, rows: np.ndarray) -> None:
         """Fill in what the loss has used; ``rows`` as those of a MicroBatch."""
-        if not self.has_table:
-            return
         extra = self.trainer._logs["extra"]
+        if not self.has_table or not extra["entropy"]:  # TRL's table is not in a checkpoint between two updates
+            return
         for place, entropy, keep in rows.tolist():
             extra["entropy"][int(place)] = entropy
             extra["delta"][int(place)] = keep

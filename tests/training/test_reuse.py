@@ -14,7 +14,7 @@ from gtpo.training.callbacks import MetricsWriter
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "entropy", "filtered_fraction", "completion_length")
 REUSE = {
-    "two iterations": {"num_iterations": 2},
+    "two iterations": {"num_iterations": 2, "log_completions": True},
     "three of one generation": {"per_device_train_batch_size": 4, "steps_per_generation": 3},
     "two iterations of two micro-batches": {
         "per_device_train_batch_size": 6,
