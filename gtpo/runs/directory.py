@@ -301,11 +301,6 @@ def to_argv(settings: Values) -> list[str]:
     return words
 
 
-def resume_command(run: RunDirectory) -> str:
-    """The command that continues a run, ready to paste."""
-    return command_of(run, "--resume", str(run.path))
-
-
 def command_of(run: RunDirectory, *flags: str) -> str:
     """A command for the script of a run; it names the user's code and where the run sends something."""
     if not run.config.is_file():  # of another program that uses the trainer

@@ -37,7 +37,6 @@ from gtpo.runs.directory import (
     damage,
     how_to_continue,
     is_held_out,
-    resume_command,
     rotate,
     write_manifest,
 )
@@ -324,7 +323,7 @@ class StopOnSignal(TrainerCallback):
         self.restore()
         if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
             if is_main_process():
-                how = resume_command(RunDirectory(args.output_dir))
+                how = how_to_continue(RunDirectory(args.output_dir))
                 logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
@@ -500,8 +499,6 @@ class CompleteCheckpoints(TrainerCallback):
         # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
         self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
-        if hasattr(self.trainer, "_buffered_inputs"):  # TRL generates again where several steps share completions
-            self.trainer._step = state.global_step * args.gradient_accumulation_steps
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if torch.distributed.is_initialized():

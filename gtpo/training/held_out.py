@@ -17,7 +17,6 @@ from gtpo.files import write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Numbers, isolated_rng
-from gtpo.training.record import Recorder
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
@@ -46,7 +45,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
 
     _logs: Any  # TRL's
     log_completions: bool
-    recorder: Recorder
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -77,9 +75,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         """Inside, random numbers are those of the seed and the table is not written; afterwards both are as before."""
         table = copy.deepcopy(self._logs)
         shown = self.log_completions
-        recorder = self.recorder
         self.log_completions = False
-        self.recorder = Recorder(self)
         try:
             seed = self.args.seed + self.accelerator.process_index
             with isolated_rng(seed, self.accelerator.device):
@@ -87,7 +83,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         finally:
             self._logs = table
             self.log_completions = shown
-            self.recorder = recorder
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Transformers' loop; the metrics of its batches get the prefix, where TRL always writes ``eval_``."""

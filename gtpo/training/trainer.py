@@ -9,8 +9,6 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
-* ``_load_from_checkpoint``, ``_save_checkpoint`` in ``gtpo/training/reuse.py``: a batch of completions that is for
-  several steps.
 * ``evaluate``, ``predict``, ``evaluation_loop``, ``prediction_step``, ``get_eval_dataloader`` and
   ``get_test_dataloader`` in ``gtpo/training/held_out.py``: held-out rows count once, and training goes on as without.
 
@@ -76,7 +74,7 @@ logger = logging.getLogger(__name__)
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 
 
-class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
+class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
@@ -118,11 +116,8 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         if hands_over:
             args.use_vllm = self.use_vllm = True
             self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
-        self.reward_funcs = [*self.reward_funcs]
-        for place, function in enumerate(self.reward_funcs):
-            if not isinstance(function, CheckedReward | torch.nn.Module):
-                self.reward_funcs[place] = checked_reward(function)
-            self.reward_funcs[place].defers = True  # all processes raise its errors
+        self.reward_funcs = [deferring(function) for function in self.reward_funcs]
+        self.add_callback(ReusedBatch(self))
         keep_adapter_in_float32(self.model)
         causal_lm = self.causal_lm(self.model)
         check_policy(causal_lm, self.processing_class)
@@ -394,6 +389,13 @@ class GRPOTrainer(HeldOutEvaluation, ReusedBatch):
         """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def deferring(reward: Any) -> Any:
+    """A reward function, or model, whose errors :func:`check_rewards` raises in all processes."""
+    checked = reward if isinstance(reward, CheckedReward | torch.nn.Module) else checked_reward(reward)
+    checked.defers = True
+    return checked
 
 
 def says_gradient(trainer: type[GRPOTrainer]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.runs import fake_run
 
-from gtpo.runs.directory import RunDirectory, find_runs, label_of, resume_command, run_label
+from gtpo.runs.directory import RunDirectory, command_of, find_runs, label_of, run_label
 
 
 def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
@@ -30,7 +30,8 @@ def test_the_command_that_resumes_a_run_can_be_pasted(
     run = RunDirectory(tmp_path / "gamma 0.5")
     run.path.mkdir()
     run.config.write_text(f"model: tiny\n{settings}\n")
-    assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
+    found = shlex.split(command_of(run, "--resume", str(run.path)))
+    assert found == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
 def test_the_label_of_a_run_is_its_path_below_outputs(here: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from helpers.scripts import RunScript
 from helpers.weights import adapter_of
 
-from gtpo.runs.directory import RunDirectory, method_of, resume_command
+from gtpo.runs.directory import RunDirectory, command_of, method_of
 
 MINE = """
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def test_a_scaled_loss_is_a_scaled_rate(mine: Path, tiny: Path, run_script: RunS
     assert settings["objective"] in run.report.read_text()
 
     shown = f"--resume {mine / 'quarter'} --objective mine.py:Halved"
-    assert resume_command(RunDirectory(mine / "quarter")) == f"python train_grpo.py {shown}"
+    assert command_of(run, "--resume", str(run.path)) == f"python train_grpo.py {shown}"
     for name, cls in (("same", "Same"), ("quarter", "Halved")):  # Settings of Halved are no flags without it
         other = run_script(mine, "train_grpo.py", "--resume", name, code=2)
         assert f"if you trust its code, add --objective mine.py:{cls}." in other.stderr
