@@ -89,8 +89,9 @@ _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes w
 class Start:
     """What decides how everything else is read, before TRL is imported.
 
-    ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
-    stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run, with its prompt.
+    ``config`` is the file of ``--config``, else that of the resumed ``run``, with its ``settings``; ``of_run``: a run
+    has stored it, perhaps a stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run,
+    with its prompt.
     """
 
     model: str
@@ -98,6 +99,7 @@ class Start:
     dry_run: bool
     run: RunDirectory | None
     config: str | None
+    settings: Values
     of_run: bool
     adapter: Path | None
     stored: Values
@@ -149,8 +151,7 @@ def _check_inputs(method: str, start: Start, given: Values) -> None:
     from gtpo.runs.start import check_directory, refuse_few_rows
 
     values = Preset(method, preset_name(start.model), "cpu").values()
-    of_file = {} if start.config is None else read_yaml(start.config)
-    values |= {name_of(key): value for key, value in of_file.items()} | given
+    values |= {name_of(key): value for key, value in start.settings.items()} | given
     if not start.of_run:
         check_model_name(start.model)
     with suppress(TypeError):  # of a number in quotes in a file, which the parser of all settings reads
@@ -177,11 +178,9 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     parser.set_defaults_with_config(**_read_settings(parser, preset.path, of_preset))
     plain = _read(parser, [])
     parser.set_defaults_with_config(**_of_this_machine(start, of_preset))
-    of_file: Values = {}
-    if start.config is not None:
-        of_file = _read_settings(parser, start.config)
-        if start.of_run:
-            _drop_remote_settings(of_file, plain, named, start.config)
+    of_file = _read_settings(parser, start.config, start.settings)
+    if start.of_run:
+        _drop_remote_settings(of_file, plain, named, str(start.config))
     given = {*of_file, *named}
     if "num_train_epochs" in given and "max_steps" not in given:
         of_file["max_steps"] = -1  # that of the preset would end the run before
@@ -206,7 +205,7 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
     config = flags.get("config")
-    of_file = {} if config is None else _read_settings(parser, config)
+    of_file = {} if config is None else _read_settings(parser, config, read_yaml(config))
     parser.set_defaults_with_config(**of_file)
     values = _read(parser, argv)
     return cls(**values), {*flags, *of_file}
@@ -272,7 +271,7 @@ def find_start(method: str, flags: Flags) -> Start:
         model = of_prompt["model"]
     backend = given.get("backend", ModelArguments.backend)
     dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return Start(model, backend, dry_run, run, config, of_run, adapter, of_prompt)
+    return Start(model, backend, dry_run, run, config, stored, of_run, adapter, of_prompt)
 
 
 def find_run(method: str, flags: Flags) -> RunDirectory | None:
@@ -388,15 +387,15 @@ def _read(parser: Any, words: Sequence[str]) -> Values:
     return values
 
 
-def _read_settings(parser: Any, path: str | Path, settings: Values | None = None) -> Values:
-    """The settings of a YAML file, or those given of it, through the types of their flags; null keeps the default.
+def _read_settings(parser: Any, path: str | Path | None, settings: Values) -> Values:
+    """The settings of a YAML file through the types of their flags; null keeps the default.
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
     allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
     words = []
     given: Values = {}  # name -> its key and value; a stored run has two names for some, with one value
-    for key, value in (settings or read_yaml(path)).items():
+    for key, value in settings.items():
         name = name_of(key)
         other, before = (key, value) if value is None else given.setdefault(name, (key, value))
         if before != value:
