@@ -18,32 +18,13 @@ def main() -> None:
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
-    from gtpo.data.load import load_rows, prepare_prompts
-    from gtpo.data.tokenizer import assistant_prefill
-    from gtpo.grading.user_functions import load_rewards, with_prefill
-    from gtpo.models.load import load_policy
-    from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
-    from gtpo.runs.start import check_run, start_run
-    from gtpo.training.loop import run
+    from gtpo.training.loop import train_policy
     from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
     kind, classes = load_objective(line.flags.get("objective"), GRPOTrainer, (*SETTINGS, GRPOConfig))
     settings = parse(line, (*SETTINGS, *classes, GRPOConfig))
-    check_machine(settings, backend)
-    kind.check_settings(settings.trainer)
-    rows, held_out = load_rows(settings)
-    rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
-    if settings.run.dry_run:
-        return print(describe_dry_run(settings, backend, len(rows)) + describe_first_row(settings, rows), end="")
-    checkpoint = check_run(settings, rows, held_out)
-    policy, tokenizer = load_policy(settings, backend)
-    rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
-    rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
-    start_run(settings)
-    prompts = {"train_dataset": rows, "eval_dataset": held_out}
-    trainer = kind(policy, rewards, settings.trainer, settings=settings.settings, processing_class=tokenizer, **prompts)
-    run(trainer, settings, checkpoint)
+    train_policy(kind, settings, backend, rewards_in, {"settings": settings.settings})
 
 
 if __name__ == "__main__":

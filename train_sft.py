@@ -19,31 +19,10 @@ def main() -> None:
     backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
-    from gtpo.data.load import load_rows, prepare_prompts, to_demonstrations
-    from gtpo.data.tokenizer import check_answer_is_kept
-    from gtpo.models.load import keep_adapter_in_float32, load_policy
-    from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
-    from gtpo.runs.start import check_run, start_run
-    from gtpo.training.loop import run
-    from gtpo.training.refusals import check_unused
+    from gtpo.training.loop import train_policy
 
     settings = parse(line, (*SETTINGS, SFTConfig))
-    check_machine(settings, backend)
-    check_unused(settings.trainer, "sft")
-    rows, held_out = load_rows(settings)
-    rows = to_demonstrations(rows, settings.prompt.template_kwargs)
-    held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
-    if settings.run.dry_run:
-        return print(describe_dry_run(settings, backend, len(rows)) + describe_first_row(settings, rows), end="")
-    checkpoint = check_run(settings, rows, held_out)
-    policy, tokenizer = load_policy(settings, backend)
-    check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
-    rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
-    start_run(settings)
-    prompts = {"train_dataset": rows, "eval_dataset": held_out}
-    trainer = SFTTrainer(policy, args=settings.trainer, processing_class=tokenizer, **prompts)
-    keep_adapter_in_float32(trainer.model)
-    run(trainer, settings, checkpoint)
+    train_policy(SFTTrainer, settings, backend)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A run from its callbacks to its end: start or resume, training, the saved adapter, the report."""
+"""A run of a train script: rows, policy and trainer, its callbacks, training, the saved adapter, the report."""
 
 import logging
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ import torch
 from transformers import TrainerState
 from transformers.integrations import WandbCallback
 
-from gtpo.arguments import Settings
+from gtpo.arguments import Settings, Values
+from gtpo.data.load import load_rows, prepare_prompts, to_demonstrations
+from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept
 from gtpo.errors import RunError
+from gtpo.grading.user_functions import load_rewards, with_prefill
+from gtpo.models.load import keep_adapter_in_float32, load_policy
+from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
 from gtpo.processes import is_main_process
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
@@ -18,6 +24,7 @@ from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
 from gtpo.runs.script import training_begins
+from gtpo.runs.start import check_run, start_run
 from gtpo.training.callbacks import (
     BestAdapter,
     CollapseAlarm,
@@ -28,9 +35,52 @@ from gtpo.training.callbacks import (
     restore_metrics,
 )
 from gtpo.training.export import save_adapter
-from gtpo.training.refusals import check_embeddings
+from gtpo.training.refusals import check_embeddings, check_unused
 
 logger = logging.getLogger(__name__)
+
+
+def train_policy(
+    kind: Any, settings: Settings, backend: str, rewards_in: Any = None, own: Values | None = None
+) -> None:
+    """What a train script does once it has its settings; ``--dry_run`` prints the plan and loads no model.
+
+    Args:
+        kind: The trainer class.
+        settings: Those of the command line.
+        backend: transformers or unsloth, which is imported.
+        rewards_in: ``rewards.rewards_in``. Without it the rows are demonstrations, for TRL's SFTTrainer.
+        own: Arguments of ``kind`` that TRL's class does not have.
+    """
+    options = dict(own or {})
+    check_machine(settings, backend)
+    if rewards_in:
+        kind.check_settings(settings.trainer)
+    else:
+        check_unused(settings.trainer, "sft")
+    rows, held_out = load_rows(settings)
+    if rewards_in:
+        columns = (held_out or rows).column_names
+        rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), columns)
+    else:
+        rows = to_demonstrations(rows, settings.prompt.template_kwargs)
+        held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
+    if settings.run.dry_run:
+        plan = describe_dry_run(settings, backend, len(rows)) + describe_first_row(settings, rows)
+        sys.stdout.write(plan)
+        return
+    checkpoint = check_run(settings, rows, held_out)
+    policy, tokenizer = load_policy(settings, backend)
+    if rewards_in:
+        options["reward_funcs"] = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
+    else:
+        check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
+    rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
+    start_run(settings)
+    prompts = {"train_dataset": rows, "eval_dataset": held_out}
+    trainer = kind(policy, args=settings.trainer, processing_class=tokenizer, **prompts, **options)
+    keep_adapter_in_float32(trainer.model)
+    run(trainer, settings, checkpoint)
 
 
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
