@@ -28,10 +28,12 @@ def score(text, gold):
     return float(len(text) % 7)
 """
 TRAIN = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "6"]
-TRAIN += ["--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none", "--reward", "rw.py:late"]
+TRAIN += ["--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none"]
+TRAIN += ["--reward", "format", "accuracy", "rw.py:late"]
 
 
 def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScript) -> None:
+    """Every metric of the run has a name that is reserved, too."""
     (tmp_path / "rw.py").write_text(REWARD)
     (tmp_path / "odd").touch()
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late", code=1)
@@ -48,14 +50,9 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     run_script(tmp_path, "train_gtpo.py", *command[2].split())
     run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/whole")
     assert same_weights(*(adapter_of(tmp_path / f"outputs/{run}/adapter") for run in ("late", "whole")))
-
-
-def test_a_reward_that_returns_infinity_loses_no_step(tmp_path: Path, run_script: RunScript) -> None:
-    (tmp_path / "rw.py").write_text(REWARD.replace('raise KeyError("weird row")', "return float('inf')"))
-    (tmp_path / "odd").touch()
-    ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late", code=1)
-    assert "--resume outputs/late" in ended.stderr
-    assert (tmp_path / "outputs/late/checkpoint-3/files.json").is_file()
+    names = set(metrics_of(tmp_path / "outputs/whole")[0])
+    assert len(names) > 25
+    assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]
 
 
 # Body of a reward of two completions -> the line in the message.
@@ -105,10 +102,3 @@ def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
         reward(completions=["<answer>3</answer>"], answer=["3"], log_metric=logged.__setitem__)
         assert set(reward.function.metrics) <= OF_RUNS["log_metric"]
     assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
-
-
-def test_every_metric_of_a_run_is_reserved(tmp_path: Path, run_script: RunScript) -> None:
-    run_script(tmp_path, "train_gtpo.py", *TRAIN[:-2], "--max_steps", "1", "--output_dir", "outputs/run")
-    names = set(metrics_of(tmp_path / "outputs/run")[0])
-    assert len(names) > 25
-    assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]

@@ -66,10 +66,6 @@ class Interrupt(TrainerCallback):
             signal.raise_signal(signal.SIGINT)
 
 
-def rates(directory: Path) -> list[float]:
-    return [line["learning_rate"] for line in metrics_of(directory)]
-
-
 def test_a_resumed_run_saves_and_logs_as_its_settings_say(tracked: Any, tmp_path: Path) -> None:
     """Transformers would keep the steps of the checkpoint."""
     tracked(max_steps=2).train()
@@ -82,25 +78,6 @@ def test_a_resumed_run_saves_and_logs_as_its_settings_say(tracked: Any, tmp_path
 def test_so_many_checkpoints_are_left(limit: int | None, left: list[int], tracked: Any, tmp_path: Path) -> None:
     tracked(max_steps=6, save_steps=1, save_total_limit=limit).train()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in left]
-
-
-def test_a_finished_run_that_is_resumed_saves_the_trained_adapter(plain: Any, tmp_path: Path) -> None:
-    trainer = plain(max_steps=2, learning_rate=0.1)
-    run(trainer, settings_of(trainer), None)
-    saved = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
-    again = plain(max_steps=2, learning_rate=0.1)
-    run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == saved
-
-
-def test_a_finished_run_without_its_metrics_gets_them_back(plain: Any, tmp_path: Path) -> None:
-    trainer = plain(max_steps=2)
-    run(trainer, settings_of(trainer), None)
-    before = rates(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    again = plain(max_steps=2)
-    run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
-    assert rates(tmp_path) == before and len(before) == 2
 
 
 # ---- the final weights of a run that is resumed with more steps ----
@@ -202,14 +179,19 @@ def test_a_resumed_run_that_is_killed_at_a_file_operation(
     assert not [name for name in files_of(path) if name.endswith((".tmp", ".old")) or "-step-" in name]
 
 
-def test_a_finished_run_that_is_saved_again_keeps_its_weights_in_their_place(
-    until: Any, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_finished_run_that_is_resumed_is_saved_again(until: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Its weights and metrics are as before, also if it is killed before they are saved."""
+    path = tmp_path / "run"
     until("run", 2)
-    before = weights_of(tmp_path / "run")
+    weights = weights_of(path)
+    logged = metrics_of(path)
+    (path / "metrics.jsonl").unlink()
+    (path / "adapter" / "adapter_model.safetensors").unlink()
+    until("run", 2)
+    assert weights_of(path) == weights and metrics_of(path) == logged and len(logged) == 2
     monkeypatch.setattr("gtpo.training.loop.save_adapter", lambda *_: None)  # killed before it
     until("run", 2)
-    assert RunDirectory(tmp_path / "run").is_finished and weights_of(tmp_path / "run") == before
+    assert RunDirectory(path).is_finished and weights_of(path) == weights
 
 
 # ---- best/ ----
