@@ -1,17 +1,5 @@
 """GTPO and GRPO on TRL's GRPOTrainer: the conflict mask of whole groups, and a loss without the (B, T, V) logits.
 
-Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
-
-* ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
-  stays in the batch while TRL shuffles the rows and splits them into micro-batches.
-* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
-* ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
-* ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
-* ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
-* ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
-* ``evaluate``, ``predict``, ``evaluation_loop``, ``prediction_step``, ``get_eval_dataloader`` and
-  ``get_test_dataloader`` in ``gtpo/training/held_out.py``: held-out rows count once, and training goes on as without.
-
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
 
 Deliberately absent, each refused by name: TRL's entropy bonus, 80/20 rule, overlong filtering, tools, environments and
@@ -80,6 +68,25 @@ class GRPOTrainer(HeldOutEvaluation):
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
     that change the loss and are not implemented, each named. Somebody else's objective overrides :meth:`objective` or
     :meth:`advantages`.
+
+    Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
+
+    * ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
+      stays in the batch while TRL shuffles the rows and splits them into micro-batches.
+    * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN
+      probabilities.
+    * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
+    * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
+    * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
+    * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
+    * ``evaluate``, ``predict``, ``evaluation_loop``, ``prediction_step``, ``get_eval_dataloader`` and
+      ``get_test_dataloader`` in ``gtpo/training/held_out.py``: held-out rows count once, and training goes on as
+      without.
+
+    Private attributes of TRL's that are used, because it has no public way to them: ``_logs`` (rows of the table of
+    completions), ``_metrics`` (a step's metrics, and the weight of a held-out batch), ``_tokenize_prompts`` (the
+    initial entropy has the prompts of training), ``_step`` and ``_buffered_inputs`` (a resumed run trains on the batch
+    of its checkpoint), ``_last_loaded_step`` (the weights of an engine of ours).
     """
 
     reward_funcs: list[Any]  # these two are TRL's
