@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -359,21 +360,6 @@ def test_a_signal_in_the_last_step_does_not_stop_a_finished_run(number: int, cod
     callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), control)
 
 
-@pytest.mark.parametrize("ignored", [True, False])
-def test_sighup_stays_ignored_under_nohup(ignored: bool) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    callback = StopOnSignal()
-    try:
-        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
-        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) is ignored
-        if not ignored:
-            signal.raise_signal(signal.SIGHUP)
-            assert callback.received == signal.SIGHUP
-        callback.restore()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: Any) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -394,34 +380,51 @@ def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: 
     assert len(during) == 8 and before[1] not in during
 
 
-def test_a_second_signal_is_not_caught() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.fixture
+def handled() -> Iterator[Any]:
+    """``handled(ignored=())``: a callback in training; the signals are ignored, or have the handlers of a script."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
     callback = StopOnSignal()
-    try:
-        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
-        signal.raise_signal(signal.SIGINT)  # noted
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        callback.restore()
-        signal.signal(signal.SIGINT, before)
 
-
-@pytest.mark.parametrize("numbers", [(signal.SIGUSR2,) * 3, (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR2)])
-def test_the_signal_of_slurm_never_exits_immediately(numbers: tuple[signal.Signals, ...]) -> None:
-    """Slurm sends it to every process of a step, after SIGTERM on preemption, and a job sends it to its run again."""
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
-    callback = StopOnSignal()
-    try:
-        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
+    def begin(ignored: Sequence[int] = ()) -> StopOnSignal:
         for number in numbers:
-            signal.raise_signal(number)
-        assert callback.received == numbers[0]
-        given_back = signal.getsignal(signal.SIGTERM) == before[0]
-        assert given_back is (signal.SIGTERM in numbers)  # the next SIGTERM after SIGUSR2 is the first of its kind
-    finally:
-        callback.restore()
-    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.default_int_handler)
+        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
+        return callback
+
+    yield begin
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# Slurm sends SIGUSR2 to every process of a step, after SIGTERM on preemption, and a job sends it to its run again.
+@pytest.mark.parametrize(
+    ("numbers", "exits"),
+    [
+        ([signal.SIGINT], False),
+        ([signal.SIGHUP], False),
+        ([signal.SIGINT, signal.SIGINT], True),
+        ([signal.SIGUSR2, signal.SIGUSR2, signal.SIGUSR2], False),
+        ([signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR2], False),
+        ([signal.SIGUSR2, signal.SIGTERM], False),  # the first of its kind
+        ([signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM], True),
+    ],
+)
+def test_a_second_signal_exits_but_that_of_slurm(numbers: list[int], exits: bool, handled: Any) -> None:
+    callback = handled()
+    *earlier, last = numbers
+    for number in earlier:
+        signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt) if exits else nullcontext():
+        signal.raise_signal(last)
+    assert callback.received == numbers[0]
+
+
+def test_sighup_stays_ignored_under_nohup(handled: Any) -> None:
+    callback = handled(ignored=[signal.SIGHUP])
+    signal.raise_signal(signal.SIGHUP)
+    assert callback.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 # ---- exit codes ----

@@ -107,37 +107,51 @@ def test_an_evaluation_draws_the_same_numbers_and_leaves_every_generator_as_it_w
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_held_out_rows_imply_evaluations() -> None:
-    trainer = settings("--eval_rows", "9", "--G", "4", "--prompts_per_step", "3").trainer
-    found = (trainer.eval_strategy, trainer.eval_steps, trainer.num_generations_eval, trainer.metric_for_best_model)
-    assert found == ("steps", 0.1, 1, "eval_accuracy") and trainer.greater_is_better
-    assert trainer.per_device_eval_batch_size == trainer.per_device_train_batch_size == 12
+EVALUATED = ("--eval_rows", "9")
+SIZES = (*EVALUATED, "--G", "4", "--per_device_train_batch_size", "4", "--num_generations_eval")
 
 
-def test_the_batch_is_a_multiple_of_the_group() -> None:
-    words = ["--eval_rows", "9", "--G", "4", "--per_device_train_batch_size", "4", "--num_generations_eval"]
-    sizes = [settings(*words, str(group)).trainer.per_device_eval_batch_size for group in (1, 2, 3, 8)]
-    assert sizes == [4, 4, 6, 8]
-
-
-def test_the_metric_is_the_reward_or_the_loss_where_there_is_no_accuracy() -> None:
-    assert settings("--eval_rows", "9", "--reward", "format").trainer.metric_for_best_model == "eval_reward"
-    trainer = settings("--eval_rows", "9", method="sft").trainer
-    assert (trainer.metric_for_best_model, trainer.greater_is_better) == ("eval_loss", False)
-    assert trainer.per_device_eval_batch_size == trainer.per_device_train_batch_size
-
-
-def test_without_held_out_rows_nothing_is_evaluated() -> None:
-    found = settings().to_dict()
-    assert (found["eval_strategy"], found["eval_steps"], found["metric_for_best_model"]) == ("no", None, None)
-
-
-def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Path) -> None:
-    """As the config.yaml of a run without them."""
-    file = tmp_path / "config.yaml"
-    file.write_text("eval_strategy: 'no'\nper_device_eval_batch_size: 8\n")
-    assert settings("--config", str(file), "--eval_rows", "9").trainer.eval_strategy == "steps"
-    assert settings("--config", str(file)).trainer.eval_strategy == "no"
+@pytest.mark.parametrize(
+    ("method", "argv", "expected"),
+    [
+        (
+            "gtpo",
+            (*EVALUATED, "--G", "4", "--prompts_per_step", "3"),
+            {
+                "eval_strategy": "steps",
+                "eval_steps": 0.1,
+                "num_generations_eval": 1,
+                "metric_for_best_model": "eval_accuracy",
+                "greater_is_better": True,
+                "per_device_eval_batch_size": 12,
+                "per_device_train_batch_size": 12,
+            },
+        ),
+        # whole groups
+        ("gtpo", (*SIZES, "1"), {"per_device_eval_batch_size": 4}),
+        ("gtpo", (*SIZES, "2"), {"per_device_eval_batch_size": 4}),
+        ("gtpo", (*SIZES, "3"), {"per_device_eval_batch_size": 6}),
+        ("gtpo", (*SIZES, "8"), {"per_device_eval_batch_size": 8}),
+        # without accuracy
+        ("gtpo", (*EVALUATED, "--reward", "format"), {"metric_for_best_model": "eval_reward"}),
+        (
+            "sft",
+            (*EVALUATED, "--per_device_train_batch_size", "6"),
+            {"metric_for_best_model": "eval_loss", "greater_is_better": False, "per_device_eval_batch_size": 6},
+        ),
+        # no rows
+        ("gtpo", (), {"eval_strategy": "no", "eval_steps": None, "metric_for_best_model": None}),
+        # the config.yaml of a run without them
+        ("gtpo", ("--config", "config.yaml"), {"eval_strategy": "no"}),
+        ("gtpo", ("--config", "config.yaml", *EVALUATED), {"eval_strategy": "steps"}),
+    ],
+)
+def test_the_settings_of_an_evaluation_follow_from_others(
+    method: str, argv: tuple[str, ...], expected: Values, here: Path
+) -> None:
+    (here / "config.yaml").write_text("eval_strategy: 'no'\nper_device_eval_batch_size: 8\n")
+    trainer = settings(*argv, method=method).trainer
+    assert {name: getattr(trainer, name) for name in expected} == expected
 
 
 # Which rows
