@@ -13,7 +13,6 @@ the two matmuls of the head alone, tile by tile, with the best of several tile s
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ limit_openmp_spinning(os.environ)  # as the scripts do, before PyTorch is import
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from timing import added_mib, medians, origin, peak_in_own_process, provenance  # noqa: E402
+from timing import added_mib, medians, peak_in_own_process, provenance, run_benchmark  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
@@ -38,13 +37,7 @@ from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entro
 
 OURS = "ours"
 LIMIT = "limit"
-PEERS = {
-    "trl logits": "TRL, logits path",
-    "trl fused": "TRL, fused head",
-    "liger": "Liger, fused linear GRPO",
-}
-STORED_ONLY = {"authors": "authors' functions, eager"}  # in results/benchmarks/
-NAMES = {OURS: "ours", **PEERS, **STORED_ONLY, LIMIT: "limit: two matmuls"}
+TABLE = "loss.md.jinja"
 CONFIDENT = 0.99
 
 
@@ -209,13 +202,13 @@ def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) 
 # Memory
 
 
-def peak(name: str, shape: str, args: argparse.Namespace) -> float:
+def peak(args: argparse.Namespace) -> float:
     """MiB that one step adds in this process."""
-    case = make_case(shape, args.group, args.length, args.device)
-    few, _ = implementations(case.first(2, tokens=4), only=name)
-    few[name]()  # loads the libraries
-    steps, _ = implementations(case, only=name)
-    return added_mib(steps[name], args.device)
+    case = make_case(args.shapes[0], args.group, args.length, args.device)
+    few, _ = implementations(case.first(2, tokens=4), only=args.peak)
+    few[args.peak]()  # loads the libraries
+    steps, _ = implementations(case, only=args.peak)
+    return added_mib(steps[args.peak], args.device)
 
 
 # Accuracy
@@ -265,7 +258,7 @@ def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor,
         yield grad_logits @ weight, logps.squeeze(1), entropy
 
 
-# Results and tables
+# Results
 
 
 def peak_of(name: str, shape: str, args: argparse.Namespace) -> float:
@@ -298,48 +291,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The tables of a results file: time, time relative to ours, memory and errors."""
-    lines = []
-    for shape, entry in result["shapes"].items():
-        dtype, width, vocabulary = shape.split(":")
-        completions = f"{result['group']} completions of {result['length']} tokens"
-        lines += [
-            f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {completions}",
-            "",
-            "| | ms | x ours | peak extra, MiB | gradient error | where p > 0.99 | entropy error, nats | largest |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for name, label in NAMES.items():
-            cells = " | ".join(cells_of(name, entry))
-            lines.append(f"| {label} | {cells} |")
-        lines.append("")
-    wide = result["peak_mib at V = 128256"][OURS]
-    lines += [f"Peak at V = 128,256: {wide:.0f} MiB.", "", origin(result)]
-    return "\n".join(lines)
-
-
-def cells_of(name: str, entry: Mapping[str, Any]) -> list[str]:
-    """Times, peak and errors of an implementation; the reason of one that did not run."""
-    seconds = entry["seconds"]
-    if name not in seconds:
-        return [entry["reasons"].get(name, ""), "", "", "", "", "", ""]
-    errors = entry["accuracy"].get(name, {})
-    own = seconds[name]
-    cells = [
-        f"{own * 1e3:,.0f}",
-        f"{own / seconds[OURS]:.2f}",
-    ]
-    values = {
-        "{:,.0f}": [entry["peak_mib"].get(name)],
-        "{:.2g} %": [100 * errors[key] if errors else None for key in ("gradient", "gradient, confident")],
-        "{:.1e}": [errors.get(key) for key in ("entropy", "entropy, largest")],
-    }
-    for style, numbers in values.items():
-        cells += ["" if number is None else style.format(number) for number in numbers]
-    return cells
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["bfloat16:512:32768"], metavar="DTYPE:H:V")
@@ -347,23 +298,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="T, tokens of a completion")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="file for the results, JSON")
-    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.markdown:
-        print(markdown(json.loads(args.markdown.read_text())))
-        return
-    torch.set_num_threads(args.threads)
-    if args.peak:
-        print(peak(args.peak, args.shapes[0], args))
-        return
-    result = run(args)
-    print(markdown(result))
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(result, indent=1) + os.linesep)
+    run_benchmark(parser, TABLE, run, peak)
 
 
 if __name__ == "__main__":

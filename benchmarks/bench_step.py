@@ -12,17 +12,17 @@ interleaved rounds: CPU seconds of one thread, or the wall time of several.
 """
 
 import argparse
-import json
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import ROOT, added_mib, medians, origin, peak_in_own_process, provenance
+from timing import ROOT, added_mib, medians, peak_in_own_process, provenance, run_benchmark
 
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also disables its telemetry
@@ -38,6 +38,7 @@ from gtpo.arguments import GTPOArguments
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import conflict_mask
 
+TABLE = "step.md.jinja"
 GROUP = 8
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -225,91 +226,42 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     }
 
 
-def peak(name: str, shape: str, directory: Path, args: argparse.Namespace) -> float:
-    trainer = make_trainer(name, random_model(shape), directory, args.group, args.length)
-    phases_of(trainer, scored_batch(args.group, 8, 8))["forward and backward"]()  # loads libraries
-    step = phases_of(trainer, scored_batch(args.group, args.prompt, args.length))["forward and backward"]
-    if name == "gtpo":
-        trainer._route.is_verified = True  # without the test of the first batch, which runs whole rows
-    return added_mib(step, "cpu")
+def peak(args: argparse.Namespace) -> float:
+    """MiB that forward and backward pass of one trainer add in this process."""
+    with tokenizer_directory() as directory:
+        trainer = make_trainer(args.peak, random_model(args.models[0]), directory, args.group, args.length)
+        phases_of(trainer, scored_batch(args.group, 8, 8))["forward and backward"]()  # loads libraries
+        step = phases_of(trainer, scored_batch(args.group, args.prompt, args.length))["forward and backward"]
+        if args.peak == "gtpo":
+            trainer._route.is_verified = True  # without the test of the first batch, which runs whole rows
+        return added_mib(step, "cpu")
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The table of a results file: seconds by phase, and peaks."""
-    models = result["models"]
-    titles = [f"{name}, GTPO, s | TRL, s | ratio" for name in models]
-    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + 3 * len(titles)) + "|"]
-    for phase in PHASES:
-        seconds = [entry["seconds"][phase] for entry in models.values()]
-        lines.append(row_of(phase, seconds, ".2f"))
-    totals = []
-    for entry in models.values():
-        phases = entry["seconds"].values()
-        totals.append({name: sum(phase[name] for phase in phases) for name in TRAINERS})
-    lines.append(row_of("sum", totals, ".2f"))
-    lines.append(row_of("peak, MiB", [entry["peak_mib"] for entry in models.values()], ",.0f"))
-    errors = ", ".join(f"{entry['gradient_error']:.1e}" for entry in models.values())
-    lines += [
-        "",
-        f"{result['group']} completions of {result['length'] // 2} to {result['length']} tokens after a prompt of "
-        f"{result['prompt']}; generation of {result['length']}. Distance of the gradient to that of whole rows: "
-        f"{errors}. {origin(result)}",
-    ]
-    return "\n".join(lines)
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Times, errors and peaks of every model."""
+    sources = provenance(("torch", "trl", "transformers", "peft"))
+    with tokenizer_directory() as directory:
+        models = {shape: time_phases(shape, directory, args) for shape in args.models}
+    return {**sources, "length": args.length, "models": models, "group": args.group, "prompt": args.prompt}
 
 
-def row_of(label: str, models: Sequence[Mapping[str, float]], style: str) -> str:
-    """A row of the table: ours, TRL's and their ratio for each model."""
-    cells = []
-    for numbers in models:
-        ours = numbers["gtpo"]
-        theirs = numbers["trl"]
-        cells.append(f"{ours:{style}} | {theirs:{style}} | {theirs / ours:.2f}")
-    return f"| {label} | {' | '.join(cells)} |"
+@contextmanager
+def tokenizer_directory() -> Iterator[Path]:
+    """A temporary directory with the tokenizer of the tiny model."""
+    with tempfile.TemporaryDirectory() as temporary:
+        save_untrained_tiny(Path(temporary) / "tokenizer")
+        yield Path(temporary)
 
 
-def flags() -> argparse.Namespace:
+def main() -> None:
+    disable_progress_bar()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=["smollm2-135m"])
     parser.add_argument("--group", type=int, default=GROUP, help="G, completions of a prompt")
     parser.add_argument("--prompt", type=int, default=180, help="P, tokens of the prompt")
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="file for the results, JSON")
-    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
-    parser.add_argument("--peak", choices=TRAINERS, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = flags()
-    if args.markdown:
-        print(markdown(json.loads(args.markdown.read_text())))
-        return
-    torch.set_num_threads(args.threads)
-    disable_progress_bar()
-    sources = provenance(("torch", "trl", "transformers", "peft"))
-    models: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        save_untrained_tiny(directory / "tokenizer")
-        if args.peak:
-            print(peak(args.peak, args.models[0], directory, args))
-            return
-        for shape in args.models:
-            models[shape] = time_phases(shape, directory, args)
-    result = {
-        **sources,
-        "length": args.length,
-        "models": models,
-        "group": args.group,
-        "prompt": args.prompt,
-    }
-    print(markdown(result))
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(result, indent=1) + os.linesep)
+    run_benchmark(parser, TABLE, measure, peak)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ROOT / "benchmarks" / "gpu"
-sys.path[:0] = [str(ROOT), str(PARTS)]
+sys.path[:0] = [str(ROOT), str(PARTS), str(ROOT / "benchmarks")]
 
 import yaml  # noqa: E402
 from checks import (  # noqa: E402
@@ -50,6 +50,7 @@ from checks import (  # noqa: E402
     long_prompts,
     metrics_of,
 )
+from timing import table  # noqa: E402
 
 from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
@@ -618,42 +619,24 @@ def first_light(
 
 def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
     """What each report was made with, the verdicts by stage and GPU, and the measured steps."""
-    lines = [*map(made_with, reports), ""]
-    names = [report["environment"]["gpu"] for report in reports]
-    lines += [f"| stage | {' | '.join(names)} |", "|---" * len(names) + "|---|"]
-    known = dict.fromkeys(name for stages in (STAGES, *(report["stages"] for report in reports)) for name in stages)
-    missing = 0
-    for name in known:
-        entries = [report["stages"].get(name) for report in reports]
-        if not any(entries):
-            missing += 1
-            continue
-        if all(entry and "seconds_of_a_step" in entry["numbers"] for entry in entries):
-            continue  # a row of the second table
-        cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    if missing:
-        lines += ["", f"{missing} of {len(STAGES)} stages have not run on a GPU."]
-    rows = [row for report in reports for row in measured_rows(report)]
-    if rows:
-        header = "| measured steps | tokens | seconds of a step | tokens/s | GiB (estimated) |"
-        lines += ["", header, "|---" * 5 + "|", *rows]
-    return "\n".join(lines)
-
-
-def made_with(report: Mapping[str, Any]) -> str:
-    """GPU, driver, revisions and date of a report, and the versions that are not the pinned ones."""
-    environment = report["environment"]
-    gpu = environment["gpu"]
-    stages = report["stages"].values()
-    revisions = sorted({stage["git_revision"][:7] for stage in stages})
-    date = max(stage["date"] for stage in stages)
-    text = f"{gpu}, driver {environment['driver']}, at {', '.join(revisions)}, {date}"
-    others = []
-    for name, version in sorted(environment["packages"].items()):
-        if name in PINS and version != PINS[name]:
-            others.append(f"{name} {version} instead of {PINS[name]}")
-    return f"{text}: {', '.join(others) or 'the pinned versions'}."
+    names = dict.fromkeys(name for stages in (STAGES, *(report["stages"] for report in reports)) for name in stages)
+    ran = {name: [report for report in reports if name in report["stages"]] for name in names}
+    steps = []
+    for report in reports:
+        for name in STAGES:
+            numbers = report["stages"].get(name, {}).get("numbers", {})
+            if "seconds_of_a_step" in numbers:
+                steps.append((name, report["environment"]["gpu"], numbers))
+    measured = [name for name, *_ in steps]
+    values = {
+        "reports": reports,
+        "verdicts": [name for name in names if ran[name] and measured.count(name) < len(reports)],
+        "steps": steps,
+        "missing": [name for name in names if not ran[name]],
+        "stages": STAGES,
+        "pins": pins(),
+    }
+    return table("gpu.md.jinja", values)
 
 
 def pins() -> dict[str, str]:
@@ -662,29 +645,6 @@ def pins() -> dict[str, str]:
     for name in ("cpu", "gpu"):
         lines += (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
-
-
-PINS = pins()
-
-
-def measured_rows(report: Mapping[str, Any]) -> list[str]:
-    """A row for each stage that measured a step."""
-    rows = []
-    for name in STAGES:
-        found = report["stages"].get(name, {}).get("numbers", {})
-        if "seconds_of_a_step" not in found:
-            continue
-        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items() if seconds >= 0.1)
-        gpu = report["environment"]["gpu"].removeprefix("NVIDIA ").removeprefix("Tesla ").split()[0]
-        cells = [
-            f"`{name}`, {gpu}, {found['model']}",
-            f"{found['prompt']:,} + {found['completion']:,}",
-            f"{found['seconds_of_a_step']:.1f} ({phases})",
-            f"{found['tokens_per_second']:.0f}",
-            f"{found['peak_gib']:.1f} ({sum(found['plan_gib'].values()):.1f})",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
 
 
 def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:

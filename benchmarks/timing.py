@@ -1,7 +1,10 @@
-"""The timer of the benchmarks, their peaks of memory, and where a result comes from."""
+"""What the benchmarks share: their timer, peaks of memory, where a result comes from, and its table."""
 
+import argparse
 import contextlib
 import datetime
+import json
+import os
 import platform
 import re
 import statistics
@@ -13,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,9 +108,38 @@ def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]
     }
 
 
-def origin(result: Mapping[str, Any]) -> str:
-    """The line below a table: machine, versions, date, revision and command."""
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    machine = f"{result['machine']}, {result['threads']} thread(s)"
-    revision = f"{result['date']}, revision {result['revision']}"
-    return f"{machine}; {versions}; {revision}: `{result['command']}`"
+def table(template: str, values: Mapping[str, Any]) -> str:
+    """A text of ``benchmarks/tables/``."""
+    tables = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "benchmarks" / "tables"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return tables.get_template(template).render(values, result=values).rstrip()
+
+
+def run_benchmark(
+    parser: argparse.ArgumentParser,
+    template: str,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    peak: Callable[[argparse.Namespace], float],
+) -> None:
+    """Measure, then print the table and store the result; or print the table of a stored one, or one peak."""
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="file for the results, JSON")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.markdown:
+        print(table(template, json.loads(args.markdown.read_text())))
+        return
+    torch.set_num_threads(args.threads)
+    if args.peak:
+        print(peak(args))
+        return
+    result = measure(args)
+    print(table(template, result))
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(result, indent=1) + os.linesep)
