@@ -162,14 +162,13 @@ Step = Callable[[], Tensor]  # the gradient with respect to the hidden states
 
 
 def implementations(case: Case, only: str | None = None) -> tuple[dict[str, Step], dict[str, str]]:
-    """Steps by name, and the reason for those that cannot run."""
-    steps = library_steps(case)
-    steps[OURS] = lambda: gtpo_step(our_head, case)
+    """Steps by name, and the reason for those that cannot run: a package is absent, or lacks what is called."""
+    steps = steps_of(case)
     reasons = {}
     few = case.first(2, tokens=4)
     small = few._replace(weight=case.weight[:64], ids=few.ids % 64)
-    for name, attempt in library_steps(small).items():
-        if only not in (None, name):
+    for name, attempt in steps_of(small).items():
+        if name == OURS or only not in (None, name):
             continue
         try:
             attempt()
@@ -179,12 +178,12 @@ def implementations(case: Case, only: str | None = None) -> tuple[dict[str, Step
     return steps, reasons
 
 
-def library_steps(case: Case) -> dict[str, Step]:
-    """The steps of packages, which may be absent or lack what is called."""
+def steps_of(case: Case) -> dict[str, Step]:
     return {
         "trl logits": lambda: gtpo_step(trl_logits_head, case),
         "trl fused": lambda: gtpo_step(trl_fused_head, case),
         "liger": lambda: liger_step(case),
+        OURS: lambda: gtpo_step(our_head, case),
     }
 
 

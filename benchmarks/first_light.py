@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ from checks import (  # noqa: E402
 )
 from timing import table  # noqa: E402
 
+from gtpo.evaluation.storage import read_completions  # noqa: E402
 from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
 
@@ -465,24 +467,32 @@ def evaluation(bench: Bench) -> str:
     if targets != 2:
         raise Fault(f"{targets} of 2 targets have completions")
     if bench.device == "cuda":
-        share = equal_to_peft(bench, run / "adapter")
+        share = equal_to_peft(bench, run)
         bench.numbers["equal to PEFT"] = share
         if not share["adapter"] > share["base"]:
             raise Fault(f"vLLM does not use the adapter: {share}")
     return f"{seconds:.0f} s for {samples} samples, with the start"
 
 
-def equal_to_peft(bench: Bench, adapter: Path) -> dict[str, float]:
+def equal_to_peft(bench: Bench, run: Path) -> dict[str, float]:
     """Shares of the first greedy tokens of vLLM with the adapter that PEFT has with it, and without."""
-    tokens = {}
+    texts = {}
     for backend in ("transformers", "vllm"):
-        file = bench.work / f"greedy-{backend}.json"
-        bench.succeed(PARTS / "greedy.py", backend, bench.model("llama"), adapter, file, 4, name=file.stem)
-        tokens[backend] = json.loads(file.read_text())
-    sampled = tokens["vllm"]["adapter"]
+        output = bench.work / f"greedy-{backend}"
+        argv = [
+            *("--runs", "base", run, "--benchmarks", "arithmetic", "--limit", 8, "--k", 1, "--temperature", 0),
+            *("--max_new_tokens", 4, "--load_in_4bit", "false", "--gpu_memory_utilization", 0.4),
+            *(f"--backend={backend}", "--output_dir", output, "--overwrite"),
+        ]
+        bench.succeed(ROOT / "evaluate.py", *argv, name=output.name)
+        for path in output.glob("*/arithmetic.jsonl"):
+            _, rows = read_completions(path)
+            key = "base" if path.parent.name.startswith("base-") else "adapter"
+            texts[backend, key] = [row["completion"] for row in sorted(rows, key=itemgetter("id"))]
+    sampled = texts["vllm", "adapter"]
     shares = {}
     for key in ("adapter", "base"):
-        pairs = zip(sampled, tokens["transformers"][key], strict=True)
+        pairs = zip(sampled, texts["transformers", key], strict=True)
         shares[key] = statistics.mean(a == b for a, b in pairs)
     return shares
 
