@@ -11,9 +11,7 @@ import itertools
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import date
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,32 +30,11 @@ from gtpo_loss import conflict_weights
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Group:
-    """A prompt and its G completions; every list has one element per completion.
+class Group(NamedTuple):
+    """A prompt and its completions: rows of a stored table (docs/metrics.md), each with its ``spans``."""
 
-    A group from a stored table lacks the special tokens of the prompt, and has spans in place of tokens.
-    """
-
-    prompt: str
-    tokens: list[list[str]]  # text of each token, the end-of-text token included
-    rewards: dict[str, list[float | None]]  # by reward function; None where it gave none
-    advantages: list[float]  # A_i
-    weights: list[list[float]]  # lambda of each token, Eq. 9
-    entropy: list[float]  # <H>_i in nats
-    keep: list[float]  # delta: 0 for a completion that the entropy filter drops, else 1
-    messages: list[Values] | None = None  # the turns of the prompt, {role, content}; None for plain text
-    gold_answer: str | None = None
-    cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
-
-    def spans(self, i: int) -> list[tuple[str, float]]:
-        """Completion i as (text, weight), neighbouring tokens of one weight together."""
-        weighted = zip(self.weights[i], self.tokens[i], strict=True)
-        spans = []
-        for weight, run in itertools.groupby(weighted, key=itemgetter(0)):
-            text = "".join(token for _, token in run)
-            spans.append((text.replace("\n", "↵"), weight))
-        return spans
+    rewards: list[str]  # their columns
+    rows: list[Values]
 
 
 def logged_text(logged: Any) -> str:
@@ -71,54 +48,37 @@ def read_group(
     """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run)."""
     from pyarrow.parquet import read_table
 
-    columns = read_table(table).slice(0, group_size).to_pydict()
-    advantages = columns["advantage"]
-    everywhere = torch.ones(len(advantages), 1, dtype=torch.bool)
-    on_spans = conflict_weights(everywhere, torch.tensor(advantages), positive_weight)[:, 0].tolist()
-    tokens = []
-    weights = []
-    for completion, spans, on_span in zip(columns["completion"], columns["conflicts"], on_spans, strict=True):
-        text = logged_text(completion)
-        edges = [0, *itertools.chain(*spans), len(text)]
-        tokens.append([text[a:b] for a, b in itertools.pairwise(edges)])
-        weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
-    group = Group(
-        prompt=logged_text(columns["prompt"][0]),
-        tokens=tokens,
-        rewards={name: columns[name] for name in rewards if name in columns},
-        advantages=advantages,
-        weights=weights,
-        entropy=columns["entropy"],
-        keep=columns["delta"],
-        messages=columns.get("messages", [None])[0],
-        gold_answer=columns.get("gold_answer", [None])[0],
-        cut_off=columns.get("cut_off", []),
-    )
-    return columns["step"][0], group
+    rows = read_table(table).slice(0, group_size).to_pylist()
+    advantages = torch.tensor([row["advantage"] for row in rows])
+    everywhere = torch.ones(len(rows), 1, dtype=torch.bool)
+    on_spans = conflict_weights(everywhere, advantages, positive_weight)[:, 0].tolist()
+    for row, on_span in zip(rows, on_spans, strict=True):
+        row["spans"] = _spans(logged_text(row["completion"]), row["conflicts"], on_span)
+        row["prompt"] = logged_text(row["prompt"])
+    return rows[0]["step"], Group([name for name in rewards if name in rows[0]], rows)
 
 
-def _macro(name: str) -> Any:
-    return getattr(TEMPLATES.get_template("group.html.jinja").module, name)
+def _spans(text: str, conflicts: Sequence[Sequence[int]], on_span: float) -> list[tuple[str, float]]:
+    """A completion as (text, lambda of Eq. 9); conflict tokens, which are each second span, have ``on_span``."""
+    edges = [0, *itertools.chain(*conflicts), len(text)]
+    spans = []
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        spans.append((text[start:end], on_span if number % 2 else 1.0))
+    return spans
+
+
+def _macros() -> Any:
+    return TEMPLATES.get_template("group.html.jinja").module
 
 
 def group_html(group: Group) -> str:
     """The group as HTML: its prompt turn by turn, the gold answer, and its completions, highest advantage first."""
-    order = sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i])
-    return str(_macro("group")(group, order))
+    return str(_macros().group(group))
 
 
-class Sample(NamedTuple):
-    """One completion of a step with its rewards."""
-
-    step: Any
-    prompt: str
-    completion: str
-    rewards: dict[str, float | None]
-
-
-def side_by_side(samples: Sequence[Sample]) -> str:
+def side_by_side(samples: Sequence[Values]) -> str:
     """Completions of several steps as the columns of a table; a prompt that all of them have stands above it."""
-    return str(_macro("side_by_side")(samples))
+    return str(_macros().side_by_side(samples))
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
@@ -184,14 +144,12 @@ def _spread(paths: Sequence[Path], count: int) -> list[Path]:
     return spread
 
 
-def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
+def read_held_out(run: RunDirectory, count: int) -> list[Values]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
     for path in _spread(sorted(run.completions.glob("held_out_*.json")), count):
-        stored = json.loads(path.read_bytes())
-        prompt = logged_text(stored["prompt"])
-        completion = logged_text(stored["completion"])
-        samples.append(Sample(stored["step"], prompt, completion, stored["rewards"]))
+        sample = json.loads(path.read_bytes())
+        samples.append(sample | {name: logged_text(sample[name]) for name in ("prompt", "completion")})
     return samples
 
 

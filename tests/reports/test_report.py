@@ -1,6 +1,5 @@
 """One group as HTML: colours, strikethrough and escaping."""
 
-import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -10,15 +9,19 @@ GREEN = "rgba(46, 160, 67, 0.4)"
 GREY = "rgba(128, 128, 128, 0.4)"
 PLAIN = None
 
-VIEW = Group(
-    prompt="<s>How many?\nSay it.",
-    tokens=[["<answer>", "\n", "1", "</s>"], ["<answer>", "2", "</s>"], ["3"]],
-    rewards={"format": [10.0, 1.0, 0.0], "accuracy": [10.0, 0.0, 2.5]},
-    advantages=[-0.5, 1.25, 0.0],
-    weights=[[0.0, 0.0, 1.0, 0.0], [2.0, 1.0, 2.0], [1.0]],
-    entropy=[0.1, 0.75, 0.6931],
-    keep=[1.0, 0.0, 1.0],
-)
+FIRST = {
+    "prompt": "<s>How many?\nSay it.",
+    "spans": [("<answer>\n", 0.0), ("1", 1.0), ("</s>", 0.0)],
+    "format": 10.0,
+    "accuracy": 10.0,
+    "advantage": -0.5,
+    "entropy": 0.1,
+    "delta": 1.0,
+}
+SECOND = FIRST | {"spans": [("<answer>", 2.0), ("2", 1.0), ("</s>", 2.0)], "format": 1.0, "accuracy": 0.0}
+SECOND |= {"advantage": 1.25, "entropy": 0.75, "delta": 0.0}
+THIRD = FIRST | {"spans": [("3", 1.0)], "format": 0.0, "accuracy": 2.5, "advantage": 0.0, "entropy": 0.6931}
+VIEW = Group(["format", "accuracy"], [FIRST, SECOND, THIRD])
 
 
 class Table:
@@ -60,13 +63,13 @@ def test_tokens_are_coloured_by_their_weight_and_filtered_completions_struck_out
 
 
 def test_a_completion_that_was_cut_off_has_a_mark() -> None:
-    _, *rows = Table(group_html(dataclasses.replace(VIEW, cut_off=[False, False, True]))).rows
+    _, *rows = Table(group_html(Group(VIEW.rewards, [FIRST, SECOND, THIRD | {"cut_off": True}]))).rows
     assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
 
 
 def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    page = group_html(dataclasses.replace(VIEW, messages=turns, gold_answer="2"))
+    page = group_html(Group([], [FIRST | {"messages": turns, "gold_answer": "2"}]))
     blocks = re.findall(r"<b>([^<]*)</b><br/><code[^>]*>([^<]*)</code>", page)
     assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
     assert "How many?" not in page  # the text of the template

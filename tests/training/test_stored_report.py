@@ -85,8 +85,8 @@ def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
         assert [row["cut_off"] for row in rows] == [i % 3 == 0 for i in range(GROUP)]
         assert all(row["messages"] == prompts[step] and row["gold_answer"] == str(step + 1) for row in rows)
     group = read_group(tables[1], GROUP, ["reward_parity"])[1]
-    assert (group.messages, group.gold_answer) == (prompts[1], "2")
-    assert group.cut_off == [i % 3 == 0 for i in range(GROUP)]
+    assert group.rewards == ["reward_parity"]
+    assert [row["cut_off"] for row in group.rows] == [i % 3 == 0 for i in range(GROUP)]
 
 
 def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(copy: Path) -> None:
@@ -133,13 +133,14 @@ def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Pat
     row = {"step": 7, "prompt": "1 + 1?", "completion": text, "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
     rows = [row | {"advantage": advantage, "format": float(i)} for i, advantage in enumerate((1.0, -1.0, 0.0, 0.5))]
     write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
-    step, group = read_group(tmp_path / "table.parquet", 2, ["format"])
-    assert (step, group.advantages, group.rewards) == (7, [1.0, -1.0], {"format": [0.0, 1.0]})
-    assert group.tokens == [["a", "bc", "d"]] * 2
-    assert group.weights == [[1.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
-    assert read_group(tmp_path / "table.parquet", 4, ["format"])[1].weights[2] == [1.0, 1.0, 1.0]  # A = 0
+    step, group = read_group(tmp_path / "table.parquet", 2, ["format", "accuracy"])
+    assert (step, group.rewards, [row["format"] for row in group.rows]) == (7, ["format"], [0.0, 1.0])
+    assert group.rows[0]["spans"] == [("a", 1.0), ("bc", 2.0), ("d", 1.0)]
+    assert group.rows[1]["spans"] == [("a", 1.0), ("bc", 0.0), ("d", 1.0)]
+    every = read_group(tmp_path / "table.parquet", 4, ["format"])[1]
+    assert every.rows[2]["spans"] == [("a", 1.0), ("bc", 1.0), ("d", 1.0)]  # A = 0
     skipped = read_group(tmp_path / "table.parquet", 2, ["format"], positive_weight=1.0)[1]
-    assert skipped.weights == [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]]  # --conflict_positive_weight 1
+    assert [row["spans"][1][1] for row in skipped.rows] == [1.0, 0.0]  # --conflict_positive_weight 1
 
 
 @mark.parametrize("kind", ["truncated", "entropy missing"])
