@@ -13,7 +13,6 @@ interleaved rounds: CPU seconds of one thread, or the wall time of several.
 
 import argparse
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -81,33 +80,12 @@ def config_of_shape(shape: str) -> Any:
     return architecture(**SHAPES[shape])
 
 
-def canned_group(step: int, length: int) -> list[list[int]]:
-    """Completions that share their first and last eighth; the seed is the step."""
-    generator = random.Random(step)
-    shared = length // 8
-    group: list[list[int]] = []
-    for _ in range(GROUP):
-        ids = [generator.randrange(3, 500) for _ in range(generator.randint(length // 2, length))]
-        first = group[0] if group else ids
-        group.append([*first[:shared], *ids[shared:-shared], *first[-shared:]])
-    return group
-
-
-class Canned:
-    """Mixin of a trainer: the canned completions take the place of generation."""
-
-    length: int
-
-    def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        return canned_group(self.state.global_step, self.length)[: len(prompt_ids)], None
-
-
 def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def make_trainer(name: str, model: Any, directory: Path, group: int, length: int) -> Any:
-    """A trainer of ``TRAINERS`` on canned completions."""
+    """A trainer of ``TRAINERS``."""
     args = trl.GRPOConfig(
         output_dir=str(directory / name),
         per_device_train_batch_size=group,
@@ -128,7 +106,7 @@ def make_trainer(name: str, model: Any, directory: Path, group: int, length: int
     )
     # With a given initial entropy nothing is measured before step 1; above ln 2 no completion is filtered.
     extra = {"gtpo": GTPOArguments(initial_entropy=1.0)} if name == "gtpo" else {}
-    trainer = type(f"Canned{name}", (Canned, TRAINERS[name]), {"length": length})(
+    trainer = TRAINERS[name](
         model=model,
         reward_funcs=[reward_parity],
         args=args,
@@ -178,7 +156,7 @@ def phases_of(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, Callabl
     trainer.create_optimizer()
 
     def generate() -> None:
-        super(Canned, trainer)._generate_single_turn(batch["prompt_ids"].tolist(), None, {}, num_generations=group)
+        trainer._generate_single_turn(batch["prompt_ids"].tolist(), None, {}, num_generations=group)
 
     def score() -> None:
         with torch.no_grad():

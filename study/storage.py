@@ -82,13 +82,6 @@ def read_json(path: Path) -> Row:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def complete_lines(path: Path) -> Words:
-    """The lines of a file that may be absent, without a last one that is being written or that a kill has truncated."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    complete, _, _ = text.rpartition("\n")
-    return complete.splitlines()
-
-
 def only(results: Results, runs: Collection[Run], with_base: bool = True) -> Results:
     """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
     entries = []
