@@ -114,6 +114,9 @@ def trl_fused_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
     return logps.view_as(case.ids), entropy.detach().view_as(case.ids)
 
 
+HEADS: dict[str, Head] = {OURS: our_head, "trl logits": trl_logits_head, "trl fused": trl_fused_head}
+
+
 def gtpo_step(head: Head, case: Case) -> Tensor:
     hidden = case.hidden.detach().requires_grad_()
     conflicts = conflict_mask(case.ids, case.mask, case.advantages, len(case.ids))
@@ -179,12 +182,8 @@ def implementations(case: Case, only: str | None = None) -> tuple[dict[str, Step
 
 
 def steps_of(case: Case) -> dict[str, Step]:
-    return {
-        "trl logits": lambda: gtpo_step(trl_logits_head, case),
-        "trl fused": lambda: gtpo_step(trl_fused_head, case),
-        "liger": lambda: liger_step(case),
-        OURS: lambda: gtpo_step(our_head, case),
-    }
+    steps: dict[str, Step] = {name: partial(gtpo_step, head, case) for name, head in HEADS.items()}
+    return steps | {"liger": partial(liger_step, case)}
 
 
 # Time
@@ -219,13 +218,12 @@ def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
     parts = zip(*exact(case.hidden.flatten(0, 1), case.weight, ids), strict=True)
     truth, logps, entropies = map(torch.cat, parts)
     sure = logps.exp() > CONFIDENT
-    heads = {OURS: our_head, "trl logits": trl_logits_head, "trl fused": trl_fused_head}
     errors = {}
     for name in names:
         found = {}
-        if name in heads:
+        if name in HEADS:
             leaf = case.hidden.detach().requires_grad_()
-            logp, entropy = heads[name](leaf, case)
+            logp, entropy = HEADS[name](leaf, case)
             logp.float().sum().backward()
             gradient = leaf.grad.flatten(0, 1)
             difference = (entropy.flatten().double() - entropies).abs()

@@ -7,6 +7,7 @@ import shlex
 from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -124,7 +125,8 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
         share = f"{100 * fmean(cut):.0f} % of the completions of {steps}"
         problems["cut off"] = f"{share} were cut off at {max_completion_length} tokens: raise --max_completion_length"
     logged = [name for name in reward_names(last) if finite_values(last, f"rewards/{name}/mean")]
-    if logged and all(_is_zero(last, name) for name in logged):
+    recent = chain.from_iterable(chain(*_means_and_stds(last, name)) for name in logged)
+    if logged and not any(recent):
         problems["zero"] = _NO_ADVANTAGE.format(", ".join(logged), f"of {steps} was 0")
     elif logged and all(_is_constant(every, name) for name in logged):
         problems["constant"] = _NO_ADVANTAGE.format(", ".join(logged), "was always the same")
@@ -133,11 +135,6 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
 
 def _means_and_stds(rows: Rows, reward: str) -> tuple[Numbers, Numbers]:
     return finite_values(rows, f"rewards/{reward}/mean"), finite_values(rows, f"rewards/{reward}/std")
-
-
-def _is_zero(rows: Rows, reward: str) -> bool:
-    means, stds = _means_and_stds(rows, reward)
-    return not any(means) and not any(stds)
 
 
 def _is_constant(rows: Rows, reward: str) -> bool:

@@ -44,7 +44,11 @@ def greedy(tiny: Path, adapter: Path | None, messages: Any) -> str:
 
 
 def test_base_and_adapter_answer_greedily_until_an_empty_line(
-    adapters: list[Path], tiny: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    adapters: list[Path],
+    tiny: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+    caplog: LogCaptureFixture,
 ) -> None:
     expected = [greedy(tiny, adapter, to_messages(QUESTION)) for adapter in (None, adapters[0])]
     assert expected[0] != expected[1]
@@ -52,6 +56,9 @@ def test_base_and_adapter_answer_greedily_until_an_empty_line(
     for text in (f"{QUESTION}\n\nthree\n", QUESTION):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert [found.removesuffix("\n\n>") for found in shown([str(adapters[0])], monkeypatch, capsys)] == expected
+    assert "word problems" not in caplog.text
+    shown(["tiny", QUESTION], monkeypatch, capsys)
+    assert "the tiny model knows one kind of question: word problems" in caplog.text
 
 
 def test_the_prompt_of_the_run_is_used(
@@ -87,16 +94,3 @@ def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, mo
     monkeypatch.setattr(sys, "argv", f"chat {outputs}/older --temperature 0.7 --seed 3 --max_new_tokens 9".split())
     chat.main()
     assert samplings == [Sampling(1, 0.7, 1.0, 3, 9, 1, load_in_4bit=True)]
-
-
-def test_the_tiny_model_says_what_it_knows(
-    adapters: list[Path],
-    monkeypatch: MonkeyPatch,
-    capsys: CaptureFixture[str],
-    caplog: LogCaptureFixture,
-) -> None:
-    shown(["tiny", QUESTION], monkeypatch, capsys)
-    assert "word problems like those of --dataset arithmetic" in caplog.text
-    caplog.clear()
-    shown([str(adapters[0]), QUESTION], monkeypatch, capsys)  # of another base
-    assert "word problems" not in caplog.text
