@@ -13,7 +13,6 @@ interleaved rounds: CPU seconds of one thread, or the wall time of several.
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import ROOT, added_mib, medians, peak_in_own_process, provenance, run_benchmark
+from timing import added_mib, medians, peak_in_own_process, provenance, run_benchmark
 
-sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also disables its telemetry
 
 import trl
@@ -191,14 +189,10 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
         gradients.append(gradient_of(model))
     assert ours._route.is_verified, "the model's first batch was refused"
     error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
-    steps = {f"{phase}/{name}": phases[name][phase] for phase in PHASES for name in TRAINERS}
-    seconds: dict[str, dict[str, float]] = {}
-    for key, median in medians(steps, args.rounds, "cpu").items():
-        phase, _, name = key.partition("/")
-        seconds.setdefault(phase, {})[name] = median
+    found = medians({(phase, name): phases[name][phase] for phase in PHASES for name in TRAINERS}, args.rounds, "cpu")
     return {
         "parameters": sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name),
-        "seconds": seconds,
+        "seconds": {phase: {name: found[phase, name] for name in TRAINERS} for phase in PHASES},
         "gradient_error": error.item(),
         "peak_mib": peaks,
     }

@@ -49,13 +49,13 @@ from checks import (  # noqa: E402
     environment_of_runs,
     flags,
     long_prompts,
-    metrics_of,
 )
 from timing import table  # noqa: E402
 
 from gtpo.evaluation.storage import read_completions  # noqa: E402
 from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
+from gtpo.runs.directory import RunDirectory  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
@@ -267,16 +267,12 @@ def compare_gradients(found: Mapping[str, Any], reference: Mapping[str, Any]) ->
     """The least cosine of a matrix, its name, and the ratio of the norms of all."""
     import torch
 
-    cosines = {}
-    squares = squares_of_reference = 0.0
-    for name, expected in reference.items():
-        gradient = found[name].double()
-        cosine = torch.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0)
-        cosines[name] = float(cosine)
-        squares += float(gradient.square().sum())
-        squares_of_reference += float(expected.square().sum())
+    gradients = {name: found[name].double().flatten() for name in reference}
+    expected = {name: gradient.flatten() for name, gradient in reference.items()}
+    cosines = {name: float(torch.cosine_similarity(gradients[name], expected[name], dim=0)) for name in expected}
     worst = min(cosines, key=cosines.__getitem__)
-    return {"cosine": cosines[worst], "matrix": worst, "norm": math.sqrt(squares / squares_of_reference)}
+    norm = torch.cat([*gradients.values()]).norm() / torch.cat([*expected.values()]).norm()
+    return {"cosine": cosines[worst], "matrix": worst, "norm": float(norm)}
 
 
 VARIANTS_16_BIT = ("unsloth", "transformers")
@@ -285,7 +281,7 @@ VARIANTS_16_BIT = ("unsloth", "transformers")
 def rollouts(bench: Bench) -> str:
     """Four steps on every backend: the sampler generates with the adapter, and a frozen one stops the run."""
     for variant in VARIANTS if bench.device == "cuda" else ("unsloth",):
-        rows = metrics_of(bench.trained("gtpo", variant))
+        rows = RunDirectory(bench.trained("gtpo", variant)).read_metrics()
         numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
         bench.numbers[variant] = numbers
         measured = [value for value in numbers["loss"] + numbers["entropy"] if value is not None]
@@ -349,7 +345,7 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
         *("--max_steps", steps, "--seed", 1, "--logging_steps", 1, "--report_to", "none"),
     )
     bench.train(method, run, *argv, device=device)
-    rows = metrics_of(run)
+    rows = RunDirectory(run).read_metrics()
     curves = {key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")}
     bench.numbers[f"{method} {name}"] = curves
     scores = [row["formatting"] + row["accuracy"] for row in rows]
@@ -431,7 +427,7 @@ class Step:
 def timed(run: Path) -> dict[str, Any]:
     """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
     phases = json.loads((run / "phases.json").read_text())
-    row = metrics_of(run)[-1]
+    row = RunDirectory(run).read_metrics()[-1]
     settings = yaml.safe_load((run / "config.yaml").read_text())
     steps = phases["steps"][1:]
     names = sorted({name for step in steps for name in step})

@@ -1,7 +1,6 @@
 """What the benchmarks share: their timer, peaks of memory, where a result comes from, and its table."""
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,10 @@ import jinja2
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gtpo.models.backend import installed_version  # noqa: E402
+from gtpo.runs.provenance import git_revision  # noqa: E402
 
 
 def seconds_of(step: Callable[[], object], device: str) -> float:
@@ -37,11 +39,11 @@ def seconds_of(step: Callable[[], object], device: str) -> float:
     return clock() - begin
 
 
-def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+def medians(steps: Mapping[Any, Callable[[], object]], rounds: int, device: str) -> dict[Any, float]:
     """Median seconds by step, over interleaved rounds."""
     for step in steps.values():
         step()  # warm-up: libraries are loaded, kernels compiled
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[Any, list[float]] = {}
     for _ in range(rounds):
         for name, step in steps.items():
             seconds.setdefault(name, []).append(seconds_of(step, device))
@@ -79,14 +81,6 @@ def status_kib(key: str) -> int:
 def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]:
     """Command, date, revision, machine and versions of a run."""
 
-    def git(*command: str) -> str:
-        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    def version(package: str) -> str | None:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(package)
-        return None
-
     if device == "cuda":
         machine = torch.cuda.get_device_name()
     else:
@@ -94,17 +88,15 @@ def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]
         (machine, *_) = re.findall(r"^model name\s*: (.*)", cpu, re.MULTILINE)
         if torch.cpu._is_amx_tile_supported():
             machine += ", AMX"
-    revision = git("rev-parse", "--short", "HEAD")
-    if git("status", "--porcelain"):
-        revision += "-dirty"
+    revision = git_revision() or ""
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "revision": revision,
+        "revision": revision[:7] + revision[40:],
         "machine": machine,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: installed_version(name) for name in packages},
     }
 
 

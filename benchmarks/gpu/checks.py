@@ -202,8 +202,3 @@ def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
     path = directory / f"prompts-{tokens}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
