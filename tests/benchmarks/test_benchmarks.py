@@ -70,7 +70,7 @@ def test_step_benchmark_times_the_phases(
     assert f"| sum | {sums[0]:.2f} | {sums[1]:.2f} | {sums[1] / sums[0]:.2f} |" in printed
 
 
-def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
+def test_the_exact_gradient_equals_autograd_in_float64() -> None:
     case = bench_loss.make_case("float64:4:7", group=2, length=3, device="cpu")
     hidden = case.hidden.flatten(0, 1).requires_grad_()
     ids = case.ids.flatten()

@@ -65,7 +65,7 @@ def test_each_stage_is_stored_with_its_outcome(bench: Bench, tmp_path: Path) -> 
     ]
 
 
-def test_a_stage_that_passed_is_run_again_only_if_it_is_named(bench: Bench, tmp_path: Path) -> None:
+def test_a_passed_stage_runs_again_only_if_named(bench: Bench, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     ran = []
     first_light.first_light(bench, report, ["good"], say=ran.append)
@@ -102,9 +102,7 @@ def test_the_plan_of_one_stage_is_that_stage() -> None:
     assert first_light.plan(["rollouts", "learning"], 4) == ["learning"]
 
 
-def test_correctness_runs_side_by_side_and_what_fails_there_again_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_that_fail_side_by_side_run_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages wait for each other; each has a directory of its own, and what is timed starts after both."""
     meeting = threading.Barrier(2, timeout=60)
     places = []
@@ -149,7 +147,7 @@ def test_a_model_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert again.model("llama") == tmp_path / "models" / "llama" and built == ["llama"]
 
 
-def test_a_process_runs_after_the_source_before_it_and_has_the_rest_of_the_time(bench: Bench, tmp_path: Path) -> None:
+def test_a_process_has_the_rest_of_the_time(bench: Bench, tmp_path: Path) -> None:
     (script := tmp_path / "run.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(float(sys.argv[1]))")
     before = "import gtpo.errors, sys\nassert sys.argv[1:] == ['0']"
     assert bench.succeed(script, 0, name="run", before=before) == "['0']\n" == (tmp_path / "run.txt").read_text()
@@ -159,7 +157,7 @@ def test_a_process_runs_after_the_source_before_it_and_has_the_rest_of_the_time(
     assert (tmp_path / "sleep.txt").read_text() == "['60']\n"  # how far it came
 
 
-def test_a_script_that_fails_is_named_with_its_last_line(bench: Bench, tmp_path: Path) -> None:
+def test_a_failed_script_is_named_with_its_last_line(bench: Bench, tmp_path: Path) -> None:
     (script := tmp_path / "fail.py").write_text("import sys\nprint(1)\nsys.exit('no memory')")
     with pytest.raises(Fault, match=r"^run: exit code 1: no memory$"):
         bench.succeed(script, name="run")
@@ -172,7 +170,7 @@ def test_the_page_is_what_the_reports_say() -> None:
     )
 
 
-def test_the_rates_of_the_h100_are_those_of_its_report() -> None:
+def test_rates_of_the_h100_are_those_of_its_report() -> None:
     """One length was measured: what generation takes is by token, the rest by completion."""
     paper = read_yaml(CONFIGS / "experiments.yaml")["paper"]
     hours = {}
@@ -192,7 +190,7 @@ def test_the_rates_of_the_h100_are_those_of_its_report() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_of_the_library_is_measured_on_a_cpu(tmp_path: Path) -> None:
+def test_a_step_of_trl_is_measured_on_a_cpu(tmp_path: Path) -> None:
     """TRL's trainer in the train script, with its phases: the one stage that needs no other package."""
     bench = Bench("cpu", tmp_path, first_light.launch_process)
     (entry,) = first_light.first_light(bench, tmp_path / "report.json", ["step_trl"])["stages"].values()

@@ -84,7 +84,7 @@ def test_a_merged_or_base_model_is_asked_alone(
     assert list(map(chat.is_model, names)) == [True, True, False, False, False]
 
 
-def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: MonkeyPatch) -> None:
+def test_flags_and_precision_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: MonkeyPatch) -> None:
     fake_run(outputs / "older", {"load_in_4bit": True})
     monkeypatch.setattr("gtpo.evaluation.targets.gpu_is_available", lambda: True)
     monkeypatch.setattr("gtpo.evaluation.targets.is_installed", lambda package: True)

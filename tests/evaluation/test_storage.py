@@ -72,7 +72,7 @@ def never() -> Canned:
     raise AssertionError("the model was loaded")
 
 
-def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_truncated_file_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.jsonl"
     content = fill(path)
     assert content.count(b"\n") == 1 + 7 * 3
@@ -245,7 +245,7 @@ def test_a_completion_of_another_problem_is_replaced(tmp_path: Path, change: dic
     assert fill(path).split(b"\n")[-2] == lines[1]
 
 
-def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> None:
+def test_a_shard_of_other_settings_is_not_merged(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     shard = shard_path(path, "1/2")
     fill(shard, SETTINGS | {"temperature": 0.5})

@@ -54,7 +54,7 @@ def test_rows_are_completions_sorted_by_advantage() -> None:
     ]
 
 
-def test_tokens_are_coloured_by_their_weight_and_filtered_completions_struck_out() -> None:
+def test_tokens_have_their_colour_and_filtered_completions_a_line() -> None:
     assert Table(group_html(VIEW)).pieces == [
         [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)],
         [("3", PLAIN, False)],
@@ -67,7 +67,7 @@ def test_a_completion_that_was_cut_off_has_a_mark() -> None:
     assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
 
 
-def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
+def test_turns_of_the_prompt_and_gold_answer_are_blocks() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     page = group_html(Group([], [FIRST | {"messages": turns, "gold_answer": "2"}]))
     blocks = re.findall(r"<b>([^<]*)</b><br/><code[^>]*>([^<]*)</code>", page)

@@ -28,7 +28,7 @@ def row(step: int, **metrics: Any) -> dict[str, Any]:
 # ---- scores ----
 
 
-def test_scores_are_means_of_the_first_and_last_ten_rows() -> None:
+def test_scores_are_means_of_first_and_last_ten_rows() -> None:
     rows = [{"step": step, "accuracy": float(step), "formatting": 50.0} for step in range(1, 31)]
     assert scores(rows) == ["accuracy 5.5 -> 25.5 %", "formatting 50.0 -> 50.0 %"]
 

@@ -63,9 +63,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, build: A
         assert inside == untrained.processing_class.decode(marked, skip_special_tokens=True)
 
 
-def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
-    build: Any, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_table_has_turns_gold_answer_and_cut_off(build: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """With micro-batches, whose rows TRL shuffles; a third of the completions lacks the end token."""
     whole = canned.canned_group
 
@@ -89,7 +87,7 @@ def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
     assert [row["cut_off"] for row in group.rows] == [i % 3 == 0 for i in range(GROUP)]
 
 
-def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(copy: Path) -> None:
+def test_a_column_that_a_reward_logs_is_no_reward(copy: Path) -> None:
     for path in (copy / "completions").glob("*.parquet"):
         table = read_table(path)
         write_table(table.append_column("extracted", [[f"answer {i}" for i in range(len(table))]]), path)
@@ -109,7 +107,7 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert 'data-name="reward_parity"' in page  # the label of a value in the stacked table of a narrow page
 
 
-def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(copy: Path, tmp_path: Path) -> None:
+def test_a_held_out_prompt_stands_above_three_completions(copy: Path, tmp_path: Path) -> None:
     for step in (0, 5, 10, 15, 20):
         prompt = "2 < 3?"
         completion = [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
@@ -155,7 +153,7 @@ def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, ca
     assert write_report(copy).read_text().count("A group of step ") == 1 and str(last) in caplog.text
 
 
-def test_missing_rewards_of_a_table_do_not_fail_the_report(copy: Path) -> None:
+def test_missing_rewards_do_not_fail_the_report(copy: Path) -> None:
     """A reward that returns None for a row, and one that a resumed run added."""
     for path in (copy / "completions").glob("*.parquet"):
         rows = read_table(path).to_pylist()
@@ -208,7 +206,7 @@ class Document(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_has_settings_problems_scores_and_the_initial_entropy(copy: Path) -> None:
+def test_the_page_has_settings_problems_scores_and_entropy(copy: Path) -> None:
     page = write_report(copy).read_text()
     assert "<td>num_generations</td><td><code>12</code>" in page
     settings = read_settings(copy / "config.yaml")
