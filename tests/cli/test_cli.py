@@ -57,7 +57,7 @@ def one_process_without_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> No
 # ---- precedence ----
 
 
-def test_precedence_is_command_line_then_file_then_preset_then_default(tmp_path: Path) -> None:
+def test_precedence_is_command_line_file_preset_default(tmp_path: Path) -> None:
     file = config_file(tmp_path, "learning_rate: 0.25\nweight_decay: 0.25\n")
     got = settings("--config", file, "--learning_rate", "0.5")
     assert got["learning_rate"] == 0.5  # command line, over file and preset
@@ -135,7 +135,7 @@ def differing(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
     return {name for name in first.keys() | second.keys() if first.get(name, "-") != second.get(name, "-")}
 
 
-def test_your_model_has_the_same_settings_for_gtpo_and_grpo(on_both: Any) -> None:
+def test_your_model_has_equal_settings_for_both_methods(on_both: Any) -> None:
     """On a GPU the paper's presets would compare two optimizers and two KL terms."""
     of_gtpo = {field.name for field in dataclasses.fields(GTPOArguments)}
     gtpo, grpo = (on_both(method) for method in ("gtpo", "grpo"))
@@ -148,7 +148,7 @@ def test_your_model_has_the_same_settings_for_gtpo_and_grpo(on_both: Any) -> Non
 
 
 @pytest.mark.parametrize("method", CLASSES)
-def test_your_model_has_the_same_settings_on_a_gpu_and_a_cpu(method: str, on_both: Any) -> None:
+def test_your_model_has_equal_settings_on_both_machines(method: str, on_both: Any) -> None:
     got = on_both(method)
     found = differing(got["cpu"], got["gpu"])
     assert {"bf16", "load_in_4bit", "gradient_checkpointing"} <= found <= OF_MACHINES
@@ -157,7 +157,7 @@ def test_your_model_has_the_same_settings_on_a_gpu_and_a_cpu(method: str, on_bot
     assert presets == [True, False]  # given above
 
 
-def test_sft_of_your_model_has_the_optimizer_and_the_lengths_of_gtpo(on_both: Any) -> None:
+def test_sft_of_your_model_has_gtpo_optimizer_and_lengths(on_both: Any) -> None:
     sft, gtpo = on_both("sft")["cpu"], on_both("gtpo")["cpu"]
     common = sft.keys() & read_yaml(CONFIGS / "own.yaml")["all"].keys() | {"learning_rate"}
     assert len(common) > 15 and {name: sft[name] for name in common} == {name: gtpo[name] for name in common}
@@ -168,9 +168,9 @@ def test_sft_of_your_model_has_the_optimizer_and_the_lengths_of_gtpo(on_both: An
 
 @pytest.mark.parametrize(
     ("parameters", "context", "rate", "most", "prompt", "completion"),
-    TABLES["your_model_gets_the_rate_of_its_size_and_lengths_within_its_context"],
+    TABLES["rate_by_size_and_lengths_within_the_context"],
 )
-def test_your_model_gets_the_rate_of_its_size_and_lengths_within_its_context(
+def test_rate_by_size_and_lengths_within_the_context(
     parameters: float, context: float, rate: float, most: int, prompt: int, completion: int
 ) -> None:
     got = Preset("grpo", "own", "cpu").values_for(parameters, context)
@@ -196,7 +196,7 @@ def test_epochs_alone_are_whole_epochs(flags: list[str], steps: int, tmp_path: P
 
 
 @pytest.mark.parametrize("method", CLASSES)
-def test_the_tiny_model_with_unsloth_is_planned_for_the_gpu(method: str) -> None:
+def test_unsloth_plans_the_tiny_model_for_a_gpu(method: str) -> None:
     """Its preset is for a CPU; what is given stays."""
     got = settings("--model", "tiny", "--backend", "unsloth", "--dry_run", method=method)
     assert (got["use_cpu"], got["bf16"], got["lora_rank"]) == (False, True, 32)
@@ -207,9 +207,9 @@ def test_the_tiny_model_with_unsloth_is_planned_for_the_gpu(method: str) -> None
 
 @pytest.mark.parametrize(
     ("gib", "flags", "rows", "parts"),
-    TABLES["micro_batches_on_a_cpu_fit_a_third_of_its_memory"],
+    TABLES["micro_batches_fit_a_third_of_host_memory"],
 )
-def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
+def test_micro_batches_fit_a_third_of_host_memory(
     gib: int, flags: list[str], rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.models.memory._host_memory", lambda: gib)
@@ -217,7 +217,7 @@ def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (rows, parts)
 
 
-def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> None:
+def test_a_run_directory_is_named_after_its_run() -> None:
     assert settings("--run_name", "a", method="sft")["output_dir"] == str(Path("outputs/sft-tiny-arithmetic-a"))
     got = settings("--output_dir", "somewhere/else")
     assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
@@ -264,10 +264,10 @@ def test_names_of_trl_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("method", "argv"),
-    TABLES["what_is_stored_is_what_was_given_and_can_be_read_back"],
+    TABLES["stored_settings_are_those_given_and_read_back"],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv: list[str], tmp_path: Path) -> None:
+def test_stored_settings_are_those_given_and_read_back(method: str, argv: list[str], tmp_path: Path) -> None:
     """TRL and Transformers resolve these to values that the parser does not accept."""
     stored = settings(*argv, "--run_name", "x", method=method)
     for flag, value in zip(argv[::2], argv[1::2], strict=True):
@@ -517,7 +517,7 @@ def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None
     assert parsed(*other, "--config", file).gtpo.entropy_filter == "off"
 
 
-def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
+def test_an_empty_list_keeps_an_empty_default(tmp_path: Path) -> None:
     file = config_file(tmp_path, "adapter: []\nk: 3\nseed: 5\n")
     arguments, _ = parse_evaluation(EvaluationArguments, ["--config", file, "--seed", "6"])
     assert (arguments.runs, arguments.k, arguments.seed) == ([], 3, 6)
@@ -541,7 +541,7 @@ def test_resume_alone_needs_an_output_dir(here: Path) -> None:
     assert resumed.run.resume == "outputs/a" and resumed.trainer.learning_rate == 0.2
 
 
-def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path: Path) -> None:
+def test_a_run_name_beside_a_config_names_another_directory(tmp_path: Path) -> None:
     file = config_file(tmp_path, "output_dir: outputs/old\nrun_name: old\n")
     assert settings("--config", file, "--run_name", "new")["output_dir"] == str(
         Path("outputs/gtpo-tiny-arithmetic-new")
@@ -551,7 +551,7 @@ def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path:
     assert (got["output_dir"], got["run_name"]) == ("here", "new")
 
 
-def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
+def test_groups_given_go_before_stored_batch_sizes(
     tmp_path: Path,
 ) -> None:
     got = settings("--prompts_per_step", "1", method="sft")  # the preset has a batch of 48
@@ -585,7 +585,7 @@ def of_a_stranger(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--config"])
-def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does_not_name(
+def test_a_stored_run_reads_and_sends_nothing_unasked(
     flag: str, of_a_stranger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     argv = [flag, str(of_a_stranger if flag == "--resume" else of_a_stranger / "config.yaml")]

@@ -16,7 +16,7 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import command_of
 
 
-def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
+def test_no_auto_class_runs_remote_code() -> None:
     """Without the argument Transformers asks on the terminal whether to run the code of a model."""
     calls = [
         (path.name, node.lineno, ast.unparse(node))
@@ -29,7 +29,7 @@ def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
 
 
 @pytest.mark.parametrize("planted", ["a link", "hf_secretOfTheHub"])
-def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
+def test_a_stored_wandb_id_sends_no_text_of_files(
     planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -44,7 +44,7 @@ def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
     assert (tmp_path / "secret").read_text() == "abcd1234" and not identity.is_symlink()
 
 
-def test_a_printed_command_is_quoted_and_names_code_and_where_the_run_sends_something(tmp_path: Path) -> None:
+def test_a_printed_command_is_quoted_and_names_code(tmp_path: Path) -> None:
     stored = {"model": "tiny", "gamma": 0.1, "reward": ["format", "my file.py:f"], "report_to": "none"}
     stored |= {"push_to_hub": True, "hub_model_id": "me/m"}
     run = fake_run(tmp_path / "a b;touch PWNED;$(touch PWNED)", stored)

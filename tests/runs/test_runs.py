@@ -34,7 +34,7 @@ def test_the_command_that_resumes_a_run_can_be_pasted(
     assert found == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
-def test_the_label_of_a_run_is_its_path_below_outputs(here: Path) -> None:
+def test_a_label_is_the_path_below_outputs(here: Path) -> None:
     assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
     assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
 
@@ -44,7 +44,7 @@ def test_name_and_seed_of_a_run() -> None:
     assert run_label("gtpo-g8") == ("gtpo-g8", None) and run_label("gtpo-g8-seed2") == ("gtpo-g8-seed2", None)
 
 
-def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) -> None:
+def test_runs_are_found_by_files_newest_last(tmp_path: Path) -> None:
     files = ["b/config.yaml", "b/metrics.jsonl", "a/config.yaml", "a/adapter/adapter_config.json"]
     for seconds, name in enumerate([*files, "full/model/config.json", "of another program/metrics.jsonl"]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) 
     assert found(tmp_path / "missing") == []
 
 
-def test_a_line_that_a_kill_cut_off_is_not_read(tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "loss": 1.0}')
     assert [row["step"] for row in run.read_metrics()] == [1, 2]

@@ -88,7 +88,7 @@ def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
     assert rows["completions"][0][0]["content"] == text and rows["answer"] == ["3"]
 
 
-def test_a_reward_with_keywords_of_its_own_gets_every_column() -> None:
+def test_a_reward_with_own_keywords_gets_every_column() -> None:
     def words(completions: list[str], answer: list[str]) -> list[float]:
         return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
 

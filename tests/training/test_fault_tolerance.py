@@ -94,7 +94,7 @@ def of_a_script(run: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tracked: Any, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_and_saves_the_batch(method: str, tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = tracked(method, max_steps=5)
     of_a_script(run)
@@ -136,7 +136,7 @@ def assert_nothing_saved(run: Path) -> None:
     assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
 
 
-def test_weights_that_an_update_makes_non_finite_are_not_saved(tracked: Any, tiny: Path, tmp_path: Path) -> None:
+def test_non_finite_weights_after_an_update_are_not_saved(tracked: Any, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {"learning_rate": float("inf"), "max_steps": 2}
     with pytest.raises(RunError, match=r"weight.*lora.*step 1.*start again"):
@@ -242,9 +242,7 @@ def test_too_little_memory_names_the_batch_size(tracked: Any, monkeypatch: Monke
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
-    tracked: Any, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_non_finite_gradient_elsewhere_stops_this_process(tracked: Any, monkeypatch: MonkeyPatch) -> None:
     trainer = tracked("gtpo")
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     monkeypatch.setattr(callbacks, "any_process", lambda here, device: True)
@@ -282,7 +280,7 @@ def test_a_checkpoint_needs_the_reference_adapter_too(tracked: Any, tmp_path: Pa
     assert complete(tmp_path / "run") == []
 
 
-def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tracked: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_equal_weights_and_metrics(tracked: Any, tmp_path: Path) -> None:
     """The reference policy is an adapter too; the optimizer and the schedule have states."""
     settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
     uninterrupted = tmp_path / "uninterrupted"
@@ -347,7 +345,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_last_step_does_not_stop_a_finished_run(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_in_the_last_step_stops_nothing(number: int, code: int, tmp_path: Path) -> None:
     callback = StopOnSignal()
     callback.received = number
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))

@@ -85,14 +85,14 @@ def settings(*argv: str, method: str = "gtpo") -> Settings:
     return parsed("--output_dir", "run", *argv, method=method)
 
 
-def test_the_limit_of_the_training_rows_does_not_cut_the_held_out_rows(tmp_path: Path) -> None:
+def test_the_limit_does_not_cut_held_out_rows(tmp_path: Path) -> None:
     path = tmp_path / "held.jsonl"
     path.write_text("".join(f'{{"prompt": "{i} + 1?", "answer": {i + 1}}}\n' for i in range(3)))
     rows, held_out = load_rows(settings("--dataset", "arithmetic", "--limit", "2", "--eval_dataset", str(path)))
     assert held_out is not None and (len(rows), len(held_out)) == (2, 3)
 
 
-def test_an_evaluation_draws_the_same_numbers_and_leaves_every_generator_as_it_was() -> None:
+def test_an_evaluation_has_random_numbers_of_its_own() -> None:
     def draw() -> tuple[float, ...]:
         return random.random(), float(np.random.random()), torch.rand(1).item()
 
@@ -166,7 +166,7 @@ def test_every_row_is_held_out_or_trained_on() -> None:
     assert list(hold_out(rows, 5, seed=4)[1]["prompt"]) != list(held_out)
 
 
-def test_a_batch_has_whole_groups_and_every_row_counts_once() -> None:
+def test_batches_have_whole_groups_each_row_counts_once() -> None:
     """All small cases: rows, G, batch size, processes."""
     for rows, group, batch, ranks in itertools.product(range(1, 10), (1, 2, 3, 4), (1, 2, 3, 4, 6), (1, 2, 3, 4)):
         if batch * ranks % group:
@@ -189,7 +189,7 @@ def settings_for(data: DataArguments, seed: int = 0) -> Settings:
     return Settings("gtpo", data, ModelArguments(), RunArguments(), trainer=SimpleNamespace(seed=seed))
 
 
-def test_rows_are_held_out_of_the_training_rows_or_come_from_elsewhere(tmp_path: Path) -> None:
+def test_held_out_rows_are_training_rows_or_others(tmp_path: Path) -> None:
     every = load_train(DataArguments("arithmetic"), seed=7)
     rows, held_out = load_rows(settings_for(DataArguments("arithmetic", eval_rows=10), seed=7))
     assert held_out is not None and len(rows) == len(every) - 10 and len(held_out) == 10
@@ -372,7 +372,7 @@ EVALUATIONS: list[Values] = [
 BOTH = sorted([*ROWS, *EVALUATIONS], key=lambda row: row["step"])
 
 
-def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
+def test_held_out_rows_do_not_enter_training_scores() -> None:
     assert scores(BOTH) == scores(ROWS) and scores(BOTH[:8]) == scores([row for row in BOTH[:8] if row in ROWS])
     assert find_problems(BOTH, 64) == find_problems(ROWS, 64)
     assert held_out_text(BOTH) == "Held-out rows, steps 4 to 8: accuracy 20.0 -> 40.0 %, mine 1 -> 1"

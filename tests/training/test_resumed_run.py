@@ -66,7 +66,7 @@ class Interrupt(TrainerCallback):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_resumed_run_saves_and_logs_as_its_settings_say(tracked: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_saves_as_its_settings_say(tracked: Any, tmp_path: Path) -> None:
     """Transformers would keep the steps of the checkpoint."""
     tracked(max_steps=2).train()
     trainer = tracked(max_steps=6, save_steps=3)
@@ -126,7 +126,7 @@ class Kill(TrainerCallback):
 
 
 @pytest.mark.parametrize("step", [3, 7])
-def test_a_run_that_is_resumed_and_dies_again_has_no_final_weights(step: int, until: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_that_dies_has_no_final_weights(step: int, until: Any, tmp_path: Path) -> None:
     until("whole", 2)
     assert RunDirectory(tmp_path / "whole").is_finished
     until("whole", 6)
@@ -148,7 +148,7 @@ def test_a_run_that_is_resumed_and_dies_again_has_no_final_weights(step: int, un
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", range(0, 44, int(os.environ.get("GTPO_EVERY", 5))))  # all: GTPO_EVERY=1
-def test_a_resumed_run_that_is_killed_at_a_file_operation(
+def test_a_resumed_run_killed_at_a_file_operation(
     operation: int, until: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Final weights are those of the newest step, or there are none."""
@@ -201,7 +201,7 @@ def best_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "best" / "best.json").read_bytes()))
 
 
-def test_best_of_a_resumed_run_is_that_of_the_whole_run(tracked: Any, tmp_path: Path) -> None:
+def test_best_of_a_resumed_run_is_of_all_steps(tracked: Any, tmp_path: Path) -> None:
     """The window of the mean reaches back over the resume: 2 of 16 steps."""
     settings = {"max_steps": 16, "save_steps": 1}
     tracked("whole", **settings).train()
@@ -250,7 +250,7 @@ def test_a_run_keeps_the_process_group_of_vllm(stopped: bool, plain: Any, proces
     assert torch.distributed.is_initialized()
 
 
-def test_the_process_group_of_vllm_is_destroyed_at_the_exit(process_group: None, monkeypatch: MonkeyPatch) -> None:
+def test_the_process_group_of_vllm_ends_at_exit(process_group: None, monkeypatch: MonkeyPatch) -> None:
     """Where a run fails, too: its last words are the error, not NCCL's warning of a group that was not destroyed."""
     at_exit: list[Any] = []
     monkeypatch.setattr("atexit.register", at_exit.append)

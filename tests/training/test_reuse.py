@@ -46,7 +46,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("settings", REUSE.values(), ids=REUSE)
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_resumed_run_trains_on_the_batch_of_its_checkpoint(
+def test_a_resumed_run_trains_on_its_stored_batch(
     step: int, settings: dict[str, Any], train: Any, tmp_path: Path
 ) -> None:
     expected = train("run", **settings)
@@ -66,7 +66,7 @@ def test_a_batch_is_stored_only_between_its_steps(train: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["absent", "other size"])
-def test_without_its_batch_a_checkpoint_says_so_and_later_batches_are_in_place(
+def test_without_its_batch_later_batches_are_in_place(
     change: str, train: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Any
 ) -> None:
     train("run", num_iterations=2)
