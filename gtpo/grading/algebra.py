@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from gtpo.grading.normal_form import rewrite
 from gtpo.grading.numerals import rounding_tolerance
-from gtpo.grading.worker import ComparisonFailed, shared_worker
+from gtpo.grading.worker import shared_worker
 
 TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion
 
@@ -33,6 +33,10 @@ _DECORATED = r"\\(?:vec|bar|hat|tilde|dot|ddot|overline|widehat|mathcal)\{"
 _MANY_DECORATED = re.compile(rf"(?:{_DECORATED}(?:(?!{_DECORATED}).)*+){{12}}")  # the grammar takes 30 ms for each
 
 
+class ComparisonFailed(Exception):
+    """A comparison that exceeded its time or memory limit."""
+
+
 class TimeBudget:
     """Seconds that one comparison, or all comparisons of some completions, may take, TIME_LIMIT each.
 
@@ -54,6 +58,8 @@ class TimeBudget:
         if tolerance is None:
             tolerance = rounding_tolerance(a, b)
         verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)
+        if verdict is None:
+            raise ComparisonFailed
         self.seconds_left -= seconds
         return verdict
 
@@ -96,10 +102,7 @@ def math_verify_accepts(answer: str | None, gold: str) -> bool:
 @lru_cache(maxsize=2**16)
 def _verify_alone(gold: str, answer: str) -> bool | None:
     """None for a comparison that exceeds a limit."""
-    try:
-        return shared_worker.compare(gold, answer, None, TIME_LIMIT, alone=True)[0]
-    except ComparisonFailed:
-        return None
+    return shared_worker.compare(gold, answer, None, TIME_LIMIT, alone=True)[0]
 
 
 def to_latex(text: str) -> str:

@@ -4,14 +4,14 @@ import re
 import time
 from functools import lru_cache
 
-from gtpo.grading.algebra import TimeBudget, alternatives
+from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, split_top_level
 from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
 from gtpo.grading.units import in_one_unit, split_unit, strip_units
-from gtpo.grading.worker import ComparisonFailed, shared_worker
+from gtpo.grading.worker import shared_worker
 
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _COMMAND = r"\\(?!text|mbox)[a-zA-Z]+(?:\{[a-z]*matrix\})?"

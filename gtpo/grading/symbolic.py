@@ -1,16 +1,51 @@
-"""What the grading process does: sympy and math-verify. child.py runs it for worker.py, which kills it when late.
+"""The grading process: sympy and math-verify. worker.py starts it as ``python -I symbolic.py FD PATH...``.
 
-It is a process of its own, because an alarm does not interrupt sympy's C code. The text is never evaluated as Python:
-the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
+It is a process of its own, killed when late, because an alarm does not interrupt sympy's C code. The text is never
+evaluated as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
 """
 
+import contextlib
+import json
 import os
+import resource
+import signal
+import sys
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY_LIMIT = 2 * 1024**3  # bytes of address space; sympy and the grammar need about 0.3 GiB
 ORPHAN_LIMIT = 8  # seconds; the parent kills after 5, so this takes effect only if the parent is gone
 MAX_DIGITS = 300  # a constant that is 0 to this many digits counts as 0
+
+
+def main() -> None:
+    """Answer requests, JSON lists on the connection FD, until the parent closes it."""
+    number, *paths = sys.argv[1:]
+    connection = Connection(int(number))
+    sys.path += paths  # -I ignores PYTHONPATH
+    limit_resources()
+    try:
+        prepare()
+    except ImportError as error:
+        connection.send_bytes(str(error).encode())
+        return
+    connection.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, MemoryError):  # MemoryError: the parent starts a new process
+        while True:
+            request = json.loads(connection.recv_bytes())
+            signal.alarm(ORPHAN_LIMIT)  # the default action ends the process, even inside C code
+            answer = reply(*request)
+            signal.alarm(0)
+            connection.send_bytes(answer)
+
+
+def limit_resources() -> None:
+    """Limit the address space and forbid writing files."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    with contextlib.suppress(ValueError, OSError):  # not supported on every system; the time limit still applies
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may ignore alarms, and children inherit that
 
 
 def prepare() -> None:
@@ -108,3 +143,7 @@ def is_nonzero(difference: Any) -> bool:
         if value.is_number and not value.is_zero and (value.is_finite or not symbols):  # 0/0 equals nothing
             return True
     return False
+
+
+if __name__ == "__main__":
+    main()

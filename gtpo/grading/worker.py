@@ -1,4 +1,4 @@
-"""Runs sympy comparisons in a separate process (child.py): starts it, enforces the time limit, restarts it.
+"""Runs sympy comparisons in a separate process (symbolic.py): starts it, enforces the time limit, restarts it.
 
 The process starts at the first comparison and is shared by all threads. A forked process starts its own.
 """
@@ -19,20 +19,12 @@ from pathlib import Path
 START_LIMIT = 60.0  # seconds for the process to import sympy from a cold disk
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")  # all that the process inherits: no tokens
 SCRIPT = Path(__file__).resolve().with_name("symbolic.py")
-CHILD = SCRIPT.with_name("child.py")
-
-
-Answer = tuple[bytes, float]  # reply, and the seconds taken
-
-
-class ComparisonFailed(Exception):
-    """A comparison that exceeded its time or memory limit."""
 
 
 class Worker:
     """A process that compares pairs of LaTeX expressions, one at a time.
 
-    It runs child.py as a script instead of using multiprocessing. Spawn and forkserver import the user's main module
+    It runs symbolic.py as a script instead of using multiprocessing. Spawn and forkserver import the user's main module
     again, with torch and trl. A forked process inherits the memory and the locks of the training process.
     """
 
@@ -54,20 +46,13 @@ class Worker:
         tolerance: Fraction | None,
         limit: float,
         alone: bool = False,
-    ) -> tuple[bool, float]:
+    ) -> tuple[bool | None, float]:
         """(True if two LaTeX expressions are equal, seconds taken); :func:`gtpo.grading.symbolic.is_same`.
 
-        ComparisonFailed if the ``limit`` in seconds is exceeded or the process dies.
+        None instead of a verdict if the ``limit`` in seconds is exceeded or the process dies.
         """
         request = json.dumps([a, b, tolerance, alone], default=str).encode()
         self.calls += 1
-        reply, seconds = self.ask(request, limit)
-        if not reply:
-            raise ComparisonFailed
-        return reply == b"1", seconds
-
-    def ask(self, request: bytes, limit: float) -> Answer:
-        """(reply, seconds taken). The reply is empty if the ``limit`` in seconds is exceeded or the process dies."""
         with self._lock:
             reply, seconds = self._request(request, limit)
             if not reply and seconds < limit:  # the process died, perhaps killed from outside: retry once
@@ -75,7 +60,7 @@ class Worker:
                 seconds += more
             if not reply:
                 self._start()  # the next process imports what it needs in the background
-            return reply, seconds
+        return reply == b"1" if reply else None, seconds
 
     def start(self) -> None:
         """Start the process in the background: the first comparison then waits for less of its imports."""
@@ -99,57 +84,54 @@ class Worker:
             self._connection.close()
         self.process, self._connection, self._lock = None, None, threading.Lock()
 
-    def _request(self, request: bytes, limit: float) -> Answer:
+    def _request(self, request: bytes, limit: float) -> tuple[bytes, float]:
         """(reply, seconds taken). The reply is empty, and the process stopped, if it is late or dies."""
-        connection = self._connect()
+        self._connect()
         start = time.monotonic()
         reply = b""
         try:
-            with suppress(OSError, EOFError):  # the process died
-                connection.send_bytes(request)
-                if connection.poll(max(limit, 0.01)):
-                    reply = connection.recv_bytes()
+            reply = self._receive(max(limit, 0.01), request)
         finally:
             if not reply:  # also after Ctrl-C: a late reply must not be read as the reply to the next request
                 self.stop()
         return reply, time.monotonic() - start
 
-    def _connect(self) -> Connection:
-        """The connection to a process that is ready for a request."""
-        if self.process is None or self.process.poll() is not None:
-            self.stop()
-            self._start()
-        assert self._connection is not None
-        if not self._is_ready:
-            message = self._first_message()
-            if not message:  # killed, or late: once more
-                self.stop()
-                self._start()
-                message = self._first_message()
-            if message != "ready":
-                self.stop()
-                raise RuntimeError(
-                    f"the process did not start ({message}): install math-verify and sympy"
-                    if message
-                    else f"the process was killed while it started, or took over {START_LIMIT:g} seconds, two times: "
-                    "free memory or cores of this machine"
-                )
-            self._is_ready = True
-        return self._connection
-
-    def _first_message(self) -> str:
-        """``ready``, or what is not installed; empty if the process ends, or is late."""
+    def _receive(self, limit: float, request: bytes | None = None) -> bytes:
+        """The next message of the process, a reply if there is a ``request``; empty if it is late or dies."""
         assert self._connection is not None
         with suppress(OSError, EOFError):
-            if self._connection.poll(START_LIMIT):
-                return self._connection.recv_bytes().decode()
-        return ""
+            if request:
+                self._connection.send_bytes(request)
+            if self._connection.poll(limit):
+                return self._connection.recv_bytes()
+        return b""
+
+    def _connect(self) -> None:
+        """Wait for a process that is ready for a request."""
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        if self._is_ready:
+            return
+        message = self._receive(START_LIMIT)
+        if not message:  # killed, or late: once more
+            self._start()
+            message = self._receive(START_LIMIT)
+        if message != b"ready":  # what is not installed
+            self.stop()
+            raise RuntimeError(
+                f"the process did not start ({message.decode()}): install math-verify and sympy"
+                if message
+                else f"the process was killed while it started, or took over {START_LIMIT:g} seconds, two times: "
+                "free memory or cores of this machine"
+            )
+        self._is_ready = True
 
     def _start(self) -> None:
+        self.stop()
         ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", CHILD, SCRIPT, str(theirs.fileno()), *filter(None, sys.path)],
+                [sys.executable, "-I", SCRIPT, str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,

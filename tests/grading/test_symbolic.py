@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.grading import algebra, is_correct, symbolic, worker
-from gtpo.grading.worker import ComparisonFailed, Worker, shared_worker
+from gtpo.grading.worker import Worker, shared_worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of another process")
@@ -27,8 +27,7 @@ def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkey
     assert greedy.read_text() != source
     monkeypatch.setattr(worker, "SCRIPT", greedy)
     own = Worker()
-    with pytest.raises(ComparisonFailed):
-        own.compare("x+1", "1+x", None, 5.0)
+    assert own.compare("x+1", "1+x", None, 5.0)[0] is None
     assert own.calls == 1
     monkeypatch.undo()
     own.stop()
