@@ -8,42 +8,30 @@ import yaml
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|lg|exp"
-TEXT_COMMANDS = "text(?:normal|rm|bf|it)?|mbox|hbox|math(?:rm|bf|it|sf|up)|operatorname|unit|si"
+FUNCTIONS = TABLES["functions"]
+TEXT_COMMANDS = TABLES["text"]
 TEXT = rf"\\(?P<command>{TEXT_COMMANDS})\s*\{{(?P<content>[^{{}}]*)\}}"
 OPENING = "([{"
 _STEP = dict.fromkeys(OPENING, 1) | dict.fromkeys(")]}", -1)  # in depth
 
 
-def bracket_balance(text: str) -> int:
-    """Number of opening brackets minus number of closing brackets."""
-    return sum(map(_STEP.get, text, repeat(0)))
+def depths(text: str) -> list[int]:
+    """Number of open brackets before each character of the text, and at its end."""
+    return [*accumulate(map(_STEP.get, text, repeat(0)), initial=0)]
 
 
-def nesting_depth(text: str) -> int:
-    """Largest number of brackets that are open at the same time."""
-    return max(accumulate(map(_STEP.get, text, repeat(0))), default=0)
-
-
-def closing_index(text: str, start: int) -> int:
-    """Index of the bracket that closes the one at `start`; 0 if there is none."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += _STEP.get(text[i], 0)
-        if depth == 0:
-            return i
-    return 0
+def closing_index(text: str) -> int:
+    """Index of the bracket that closes the first character; 0 if there is none."""
+    return next((i for i, depth in enumerate(depths(text)[1:]) if depth == 0), 0)
 
 
 def split_top_level(text: str, separator: str) -> list[str]:
     """Split `text` at the matches of the pattern `separator` that are not inside brackets."""
-    pieces = []
-    start = depth = position = 0
+    pieces, start = [], 0
+    open_before = depths(text)
     for match in re.finditer(separator, text):
-        depth += bracket_balance(text[position : match.start()])
-        position = match.start()
-        if depth == 0:
-            pieces.append(text[start:position].strip())
+        if open_before[match.start()] == 0:
+            pieces.append(text[start : match.start()].strip())
             start = match.end()
     return [*pieces, text[start:].strip()]
 
@@ -54,20 +42,25 @@ def last_boxed(text: str) -> str | None:
     Braces are matched, because 23 % of MATH gold answers contain nested braces. ``\boxed 2`` and ``\boxed {17}`` occur
     in MATH as well.
     """
-    _, *boxes = _BOX.split(text)
-    return _content(boxes[-1]) if boxes else None
+    found = boxes(text)
+    return found[-1] if found else None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)")
 _MAX_BOXES = 64
 
 
+def boxes(text: str) -> list[str | None]:
+    r"""The content of every ``\boxed`` and ``\fbox``, None for one that is missing or empty."""
+    _, *found = _BOX.split(text)
+    return [*map(_content, found)]
+
+
 def _content(text: str) -> str | None:
     r"""The content of a box from what follows ``\boxed``; None if it is missing or empty."""
     text = text.lstrip()
     if text.startswith("{"):
-        end = closing_index(text, 0)
-        return text[1:end].strip() or None
+        return text[1 : closing_index(text)].strip() or None
     bare = re.match(r"[^\s$\\{}.,]+", text)
     return bare[0] if bare else None
 
@@ -76,5 +69,4 @@ def boxes_of_last_line(text: str) -> list[str]:
     r"""The contents of every ``\boxed`` of the last line that has one."""
     last = max(text.rfind("\\boxed"), text.rfind("\\fbox"), 0)
     start = text.rfind("\n", 0, last) + 1
-    _, *boxes = _BOX.split(text[start:])
-    return list(filter(None, map(_content, boxes[-_MAX_BOXES:])))
+    return list(filter(None, boxes(text[start:])[-_MAX_BOXES:]))

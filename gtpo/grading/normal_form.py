@@ -14,12 +14,9 @@ from pathlib import Path
 import yaml
 
 from gtpo.grading.latex import (
-    FUNCTIONS,
     TABLES,
-    TEXT_COMMANDS,
-    bracket_balance,
-    last_boxed,
-    nesting_depth,
+    boxes,
+    depths,
 )
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
@@ -40,7 +37,6 @@ _CONTROL = dict.fromkeys(map(chr, [*range(32), 127]), " ")
 _CHARACTERS = str.maketrans(TABLES["characters"] | _CONTROL)
 _BARE = f"{TABLES['fonts']} {TABLES['declarations']}"
 _COMMANDS = TABLES["commands"] | dict.fromkeys(_BARE.split(), "")
-_NUMBER_WORDS = re.compile(rf"(?i)(?<![\w\\.,/^])(?<![^a-z]-)(?:{'|'.join(TABLES['number_words'])})\b")
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
 
@@ -58,10 +54,10 @@ def normalise(text: str) -> str:
     text = _to_ascii(rewrite(text, "wrappers"))
     text = _unwrap(rewrite(" ".join(text.split()), "environments", "brackets", "decimals and bold"))
     text = rewrite(text, "reversed")
-    if len(text) > MAX_LENGTH or bracket_balance(text) or nesting_depth(text) > _MAX_DEPTH:
+    open_brackets = depths(text)
+    if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
         return ""
-    text = _NUMBER_WORDS.sub(lambda match: f"{TABLES['number_words'][match[0].lower()]}\x01", text)
-    text = rewrite(text, "number words", "numbers", "fonts")
+    text = rewrite(text, "words of numbers", "number words", "numbers", "fonts")
     text = re.sub(r"\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0]), text)
     return rewrite(text, *_LAST_SECTIONS)
 
@@ -108,13 +104,10 @@ def _unwrap(text: str) -> str:
 
 def _unbox(text: str) -> str:
     """The content of the only box. A number outside the box is a second answer, so the text is returned as it is."""
-    if text.count("\\boxed") + text.count("\\fbox") != 1:
+    box, *others = boxes(text) or [None]
+    if not box or others or re.search(r"\d", text.replace(box, "", 1)):
         return text
-    box = last_boxed(text)
-    if not box:
-        return text
-    outside = text.replace(box, "", 1)
-    return text if re.search(r"\d", outside) else box
+    return box
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
@@ -160,9 +153,8 @@ def _replacement(text: str) -> Replacement:
 
 def _pattern(text: str) -> re.Pattern[str]:
     """A pattern of rewrites.yaml with the lists that it names."""
-    lists = {"functions": FUNCTIONS, "text": TEXT_COMMANDS}
     for name in re.findall(r"(?<!\?)(?<!\?P)<([a-z_]+)>", text):
-        choices = lists.get(name) or TABLES.get(name, f"<{name}>")
+        choices = TABLES.get(name, f"<{name}>")
         words = map(re.escape, sorted(choices, key=len, reverse=True)) if isinstance(choices, dict) else choices.split()
         text = text.replace(f"<{name}>", "|".join(words))
     return re.compile(text)

@@ -40,12 +40,10 @@ def as_fraction(number: Fraction) -> str:
     return rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
 
 
-def product(a: str, b: str) -> str:
-    """The product of two scalars: a number if both are, else an expression."""
-    x, y = parse_number(a), parse_number(b)
-    if x is None or y is None:
-        return f"({a})*({b})"
-    return as_fraction(x[0] * y[0])
+def scaled(text: str, factor: Fraction) -> str:
+    """A scalar times a factor: a number if it is one, else an expression."""
+    number = parse_number(text)
+    return as_fraction(number[0] * factor) if number else f"({text})*({as_fraction(factor)})"
 
 
 def same_number(a: str, b: str) -> bool | None:

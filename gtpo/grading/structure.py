@@ -30,7 +30,7 @@ def parse_structure(text: str) -> Structure:
     if len(parts) > 1:
         return "union", tuple(parts)
     body = text.removeprefix("\\")
-    if body and body[0] in OPENING and closing_index(body, 0) == len(body) - 1:
+    if body and body[0] in OPENING and closing_index(body) == len(body) - 1:
         inner = body[1:-1].removesuffix("\\")
         if bracketed := _bracketed(body[0] + body[-1], inner, is_set=body != text):
             return bracketed

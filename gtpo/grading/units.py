@@ -9,9 +9,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from gtpo.grading.latex import TABLES, TEXT_COMMANDS, bracket_balance
+from gtpo.grading.latex import TABLES, TEXT_COMMANDS, depths
 from gtpo.grading.normal_form import rewrite
-from gtpo.grading.numerals import as_fraction, parse_number, product
+from gtpo.grading.numerals import as_fraction, parse_number, scaled
 
 Power = tuple[str, int]  # a base unit, or a word, and its power
 
@@ -93,7 +93,7 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     x, y = split_unit(a), split_unit(b)
     if x.unit and y.unit and x.unit != y.unit:
         if x.unit.dimension == y.unit.dimension:
-            return product(x.value, as_fraction(x.unit.size)), product(y.value, as_fraction(y.unit.size))
+            return scaled(x.value, x.unit.size), scaled(y.value, y.unit.size)
         units = {x.unit, y.unit}
         if PERCENT in units or not (LABEL in units or units in _EITHER):
             return None
@@ -120,7 +120,7 @@ def split_unit(text: str) -> Measure:
 def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
     """The value with the unit that is written behind it; None if that is no unit."""
     factors = _factors(rewrite(written, "unit"))
-    if not value or not factors or bracket_balance(value):
+    if not value or not factors or depths(value)[-1]:
         return None
     names = [word.lower() for word, _ in factors]
     if not _NOT_UNITS.isdisjoint(names):
