@@ -48,8 +48,7 @@ def _scalar_form(text: str) -> Hashable:
     value, unit, _ = split_unit(text)
     number = parse_number(value)
     if number:
-        exact, is_percentage = number
-        return exact, "%" if is_percentage else unit or ""
+        return number[0], unit
     if has_words(text):
         return squash(text)
     return re.sub(r"\s", "", text)

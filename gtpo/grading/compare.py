@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 
 from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
@@ -41,21 +42,19 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
     if prediction is None:
         return False
     for each in alternatives(gold):
-        if equivalent(each, prediction, budget):
-            return True
-        other = _other_reading(prediction, each)
-        if other != prediction and equivalent(each, other, budget):
-            return True
+        for reading in _readings(prediction, each):
+            if equivalent(each, reading, budget):
+                return True
     return False
 
 
-def _other_reading(prediction: str, gold: str) -> str:
-    """The second reading of a prediction, if the gold answer has its form."""
-    separator = _LISTED.search(prediction) or _MIXED.search(prediction)
-    if not separator or len(prediction) > MAX_LENGTH:
-        return prediction
-    is_list = bool(parse_structure(normalise(gold))[0])
-    return _LISTED.sub(", ", prediction) if is_list else _MIXED.sub(" ", prediction)
+def _readings(prediction: str, gold: str) -> Iterator[str]:
+    """The prediction, then its second reading if the gold answer has that form."""
+    yield prediction
+    is_list = parse_structure(normalise(gold))[0]
+    pattern, separator = (_LISTED, ", ") if is_list else (_MIXED, " ")
+    if len(prediction) <= MAX_LENGTH and pattern.search(prediction):
+        yield pattern.sub(separator, prediction)
 
 
 def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
@@ -133,12 +132,8 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     The value of a chain is its last member: ``P = \frac{2}{4} = \frac12``. The members before it must be equal to it,
     or formulas for it: ``A = \pi r^2 = 9\pi``. ``18 = 19``, comparisons and equations are left as they are.
     """
-    if "=" not in text and "\\in" not in text:
-        return "", text
-    if len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
-        return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
-    if not values or _NEGATION.search(text):
+    if not values or _NEGATION.search(text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     if len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
@@ -174,8 +169,7 @@ def _is_quantity(text: str) -> bool:
 
 def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare tuples, intervals, sets, lists, unions and matrices element by element."""
-    structures = parse_structure(a), parse_structure(b)
-    (kind_a, items_a), (kind_b, items_b) = without_names(*structures) if "=" in a + b else structures
+    (kind_a, items_a), (kind_b, items_b) = without_names(parse_structure(a), parse_structure(b))
     kinds = {kind_a, kind_b}
     if kinds == {""}:
         return _same_scalar(items_a[0], items_b[0], budget)
@@ -205,13 +199,7 @@ def is_ranking(items: Items) -> bool:
     return any(re.fullmatch(r"[A-Za-z ]{2,}", item) or item == ELLIPSIS for item in items)
 
 
-def _same_items(
-    a: Items,
-    b: Items,
-    budget: TimeBudget,
-    *,
-    ordered: bool,
-) -> bool:
+def _same_items(a: Items, b: Items, budget: TimeBudget, *, ordered: bool) -> bool:
     """Compare elements pairwise, in order or in any order; long lists always in order."""
     if len(a) != len(b):
         return False
@@ -231,8 +219,9 @@ def _same_items(
 
 def _same_element(x: str, y: str, budget: TimeBudget) -> bool:
     """A set in a set is no number, and ``024`` after a comma are the last digits of ``1,024``."""
-    if re.match(r"0\d|\\\{", x) or re.match(r"0\d|\\\{", y):
-        return x == y or (x[:2] == y[:2] == "\\{" and _same(x, y, budget))
+    is_other = re.match(r"0\d|\\\{", x) or re.match(r"0\d|\\\{", y)
+    if is_other and x != y and not x[:2] == y[:2] == "\\{":
+        return False
     return _same(x, y, budget)
 
 
@@ -252,11 +241,11 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     if _is_relation(x) != _is_relation(y) and "\\setminus" not in x + y:
         return False  # 2x = 18 is not 18
     are_letters = re.fullmatch("[A-Za-z]+,[A-Za-z]+", f"{x},{y}")
-    if are_letters and squash(x) == squash(y):
-        return True
     are_words = has_words(x) or has_words(y)
-    if are_words or (are_letters and min(len(x), len(y)) > 1):
-        return squash(x) == squash(y) != ""  # on is not no, abc is not cba
+    if are_words or are_letters:
+        is_same = squash(x) == squash(y) != ""
+        if is_same or are_words or min(len(x), len(y)) > 1:
+            return is_same  # on is not no, abc is not cba
     letters, others = _variables(x), _variables(y)
     if letters != others and set(map(str.lower, letters)) == set(map(str.lower, others)):
         return False  # the grammar reads X as x
@@ -278,8 +267,7 @@ def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
         return False
     if "." in decimal and same_number(a, decimal):
         return budget.sympy_equal(exact, decimal, tolerance=last_place(decimal))
-    other, _, _ = a.partition("\\approx")
-    return _same(other, exact, budget)
+    return _same(a.partition("\\approx")[0], exact, budget)
 
 
 def has_words(text: str) -> bool:

@@ -97,12 +97,12 @@ def _continued(items: Items) -> Items:
         return items
     step = shown[1] - shown[0] if count > 1 else 1
     whole = [shown[0] + step * i for i in range(MAX_UNORDERED)]
-    if not after and whole[:count] == shown:
-        return (*items[:2], ELLIPSIS) if count > 1 else items
-    length = whole.index(after[-1]) + 1 if after and after[-1] in whole else 0
-    whole = whole[:length]
-    is_even = whole[:count] == shown and whole[-len(after) :] == after
-    return tuple(map(str, whole)) if is_even else items
+    if after:
+        length = whole.index(after[-1]) + 1 if after[-1] in whole else 0
+        whole = whole[:length]
+    if whole[:count] != shown or whole[len(whole) - len(after) :] != after:
+        return items
+    return tuple(map(str, whole)) if after else (*items[: min(count, 2)], ELLIPSIS)
 
 
 def _expand_signs(items: list[str]) -> Items:

@@ -71,7 +71,6 @@ _PART = rf"(\d+(?:\.\d+)?)[\s*]*(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*([a-zA-Z]+)\.
 _PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
 
 
-@lru_cache(maxsize=2**14)
 def in_one_unit(text: str) -> str:
     """``2 h 30 min`` as 150 min: numbers with falling units of one dimension. Any other text as it is."""
     total, larger = Fraction(0), LABEL
@@ -107,8 +106,6 @@ def split_unit(text: str) -> Measure:
     r"""Value and unit of a scalar. A bare word is a unit if it is known or a plural; inside ``\text``, any word is."""
     if text.endswith("%"):
         return Measure(text, PERCENT)
-    if not re.search(r"[a-zA-Z]", text):
-        return Measure(text, None)
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
@@ -125,8 +122,8 @@ def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
     names = [word.lower() for word, _ in factors]
     if not _NOT_UNITS.isdisjoint(names):
         return None
-    scale = TABLES["scales"].get(names[0])
-    if scale and len(names) == 1:
+    scale = TABLES["scales"].get(" ".join(names))
+    if scale:
         return Measure(f"{value}*{scale}", None)
     is_plural = re.search(r"[a-z]{3}s$", names[-1])
     if not (is_marked or is_plural or _unit_named(factors[-1][0])):

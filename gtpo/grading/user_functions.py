@@ -29,7 +29,7 @@ Returned = list[float | None]
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
 # A function that logs under these names would change what the run logs: its means, or its columns.
-OF_RUNS = {log: frozenset(names) for log, names in TABLES["of_runs"].items()}
+OF_RUNS: dict[str, list[str]] = TABLES["of_runs"]
 OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
 
@@ -141,9 +141,10 @@ class CheckedReward:
 
     def __init__(self, function: Reward, name: str, noun: str) -> None:
         functools.update_wrapper(self, function)
-        self.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # TRL logs it under this name
+        last = name.rpartition(":")[2] or type(function).__name__
+        self.__name__ = getattr(function, "__name__", last)  # TRL logs it under this name
         self.function = function
-        self.name = name
+        self.name = name or self.__name__
         self.noun = noun
         self.prefill = ""
         self.returned: Returned = []
@@ -186,7 +187,7 @@ class CheckedReward:
             self.failure = error
         except (Exception, SystemExit) as error:
             hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
-            what = f"raised {type(error).__name__}: {first_line(error)}{hint} ({place_of(error, __file__)})"
+            what = f"raised {type(error).__name__}: {first_line(error)}{hint} ({_place_of(error)})"
             self.failure = self._error(what)
             self.failure.__cause__ = error
         if self.failure:
@@ -220,9 +221,9 @@ class _CheckedAsyncReward(CheckedReward):
         return self._for_trl()
 
 
-def place_of(error: BaseException, caller: str) -> str:
-    """File and line of a user's function where it raised: not of its ``caller``, a file, nor of what it calls."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+def _place_of(error: BaseException) -> str:
+    """File and line of a user's function where it raised, not of what it calls."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     place = ""
     for frame in frames:
         if frame.filename == frames[0].filename:
@@ -235,7 +236,6 @@ def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> Ch
     called = type(function).__call__
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     kind = _CheckedAsyncReward if is_async else CheckedReward
-    name = name or getattr(function, "__name__", type(function).__name__)
     return kind(function, name, noun)
 
 

@@ -52,7 +52,7 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     assert same_weights(*(adapter_of(tmp_path / f"outputs/{run}/adapter") for run in ("late", "whole")))
     names = set(metrics_of(tmp_path / "outputs/whole")[0])
     assert len(names) > 25
-    assert not [name for name in names - OF_RUNS["log_metric"] if not name.startswith(OF_RUNS_BEGIN)]
+    assert not [name for name in names - set(OF_RUNS["log_metric"]) if not name.startswith(OF_RUNS_BEGIN)]
 
 
 # Body of a reward of two completions -> the line in the message.
@@ -100,5 +100,5 @@ def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
     logged: dict[str, float] = {}
     for reward in load_rewards(["format", "accuracy"], rewards_in(PAPER), []):
         reward(completions=["<answer>3</answer>"], answer=["3"], log_metric=logged.__setitem__)
-        assert set(reward.function.metrics) <= OF_RUNS["log_metric"]
+        assert set(reward.function.metrics) <= set(OF_RUNS["log_metric"])
     assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
