@@ -120,10 +120,11 @@ def _same_option(a: str, b: str, budget: TimeBudget) -> bool | None:
     x, y = _OPTION.fullmatch(a), _OPTION.fullmatch(b)
     if x and y:
         return x[1] == y[1]
-    option, other = (x, b) if x else (y, a)
-    if not option:
+    if y:
+        return _same_option(b, a, budget)
+    if not x:
         return None
-    return option[1] == other if re.fullmatch("[A-J]", other) else _same(option[2], other, budget)
+    return x[1] == b if re.fullmatch("[A-J]", b) else _same(x[2], b, budget)
 
 
 def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:

@@ -18,15 +18,13 @@ def extract_answer(
     """
     budget = budget or TimeBudget()
     answer: str | None = None
-    position = 0
-    while (end := text.find(closing, position)) >= 0:
-        start = text.rfind(opening, position, end)
-        if start >= 0:
-            block = text[start + len(opening) : end].strip()
+    for part in text.split(closing)[:-1]:
+        _, tag, block = part.rpartition(opening)
+        if tag:
+            block = block.strip()
             if answer is not None and block != answer and not equivalent(block, answer, budget):
                 return None
             answer = block
-        position = end + len(closing)
     return answer or None
 
 

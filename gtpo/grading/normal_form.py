@@ -153,11 +153,15 @@ def _replacement(text: str) -> Replacement:
 
 def _pattern(text: str) -> re.Pattern[str]:
     """A pattern of rewrites.yaml with the lists that it names."""
-    for name in re.findall(r"(?<!\?)(?<!\?P)<([a-z_]+)>", text):
-        choices = TABLES.get(name, f"<{name}>")
-        words = map(re.escape, sorted(choices, key=len, reverse=True)) if isinstance(choices, dict) else choices.split()
-        text = text.replace(f"<{name}>", "|".join(words))
-    return re.compile(text)
+    return re.compile(re.sub(r"(?<!\?)(?<!\?P)<([a-z_]+)>", _alternatives, text))
+
+
+def _alternatives(name: re.Match[str]) -> str:
+    """The words of a list of tables.yaml, the longest first; the text itself if it names none."""
+    words = TABLES.get(name[1], name[0])
+    if isinstance(words, dict):
+        return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return words.replace(" ", "|")
 
 
 _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {

@@ -2,6 +2,7 @@ r"""Rule 3: splits an answer into its elements (tuple, interval, set, list, unio
 
 import itertools
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from gtpo.grading.latex import OPENING, closing_index, split_top_level
@@ -47,13 +48,16 @@ def _matrix(text: str) -> Structure | None:
         return None
     lines = match[2].replace("\\cr", "\\\\").split("\\\\")
     rows = [re.split(r"\s*[,.]?\s*&\s*", line.strip(" ,.")) for line in lines if line.strip()]
-    widths = {len(row) for row in rows}
-    if len(widths) != 1:
-        return None
-    columns = widths.pop()
-    if match[1] == "cases":
-        return "list" if columns == 1 else "cases", tuple(map(",".join, rows))
-    return f"matrix {columns}", tuple(itertools.chain(*rows))
+    table = _table(rows)
+    if not table or match[1] != "cases":
+        return table
+    return "list" if table[0] == "matrix 1" else "cases", tuple(map(",".join, rows))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Structure | None:
+    """The entries of a matrix, row by row; None if there are no rows, or they differ in length."""
+    widths = set(map(len, rows))
+    return (f"matrix {widths.pop()}", tuple(itertools.chain(*rows))) if len(widths) == 1 else None
 
 
 def _vector(text: str) -> Structure | None:
@@ -71,10 +75,9 @@ def _bracketed(kind: str, inner: str, *, is_set: bool) -> Structure | None:
     """The structure of `inner` in the brackets `kind`; None for an absolute value or a one-element interval."""
     items = _continued(_expand_signs(split_top_level(inner, "[,;]")))
     if kind == "[]" and inner.startswith("[") and len(items) > 1:  # [[1,2],[3,4]]
-        rows = [parse_structure(item)[1] for item in items]
-        widths = {len(row) for row in rows}
-        if len(widths) == 1:
-            return f"matrix {widths.pop()}", tuple(itertools.chain(*rows))
+        matrix = _table([parse_structure(item)[1] for item in items])
+        if matrix:
+            return matrix
     if kind == "{}" and (is_set or len(items) > 1):
         return "set", tuple(dict.fromkeys(items))
     if kind == "[]" and len(items) > 2:

@@ -39,20 +39,16 @@ def _known_units() -> dict[str, Unit]:
     """Every symbol and name, with every prefix that it may have."""
     known = dict.fromkeys(TABLES["any"].split(), LABEL)
     for symbol, (size, dimension, *names) in TABLES["units"].items():
-        factors = re.findall(r"([A-Za-z]+)(-?\d?)", dimension)
-        powers = frozenset((base, int(power or 1)) for base, power in factors)
         for prefix, (exponent, word) in TABLES["prefixes"].items():
             if not prefix or symbol in TABLES["prefixed"]:
-                unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, powers)
+                unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, frozenset(_factors(dimension)))
                 known[prefix + symbol] = unit
                 for name in names:
                     known[word + name] = unit
     return known
 
 
-_KNOWN = _known_units()
 _NOT_UNITS = frozenset(TABLES["not_units"].split())  # plurals and short words that change the value
-_EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
 # a value and what may be its unit: in text, or bare words after the first or the last number
 _MARKED = re.compile(rf"(?P<value>.*?)(?P<unit>(?:\\frac\{{)?\s*(?:\\mu\s*)?\\(?:{TEXT_COMMANDS})(?![a-zA-Z]).*)")
 _BARE = (
@@ -166,3 +162,7 @@ def _product(factors: list[Power]) -> Unit:
         for base, times in unit.dimension:
             dimension[base] += times * power
     return Unit(size, frozenset(item for item in dimension.items() if item[1]))
+
+
+_KNOWN = _known_units()
+_EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
