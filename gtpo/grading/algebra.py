@@ -12,6 +12,7 @@ from gtpo.grading.worker import shared_worker
 
 TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion
 
+_DECORATED = r"\\(?:vec|bar|hat|tilde|dot|ddot|overline|widehat|mathcal)\{"
 _REFUSED = re.compile(  # texts that are not answers, or that would cost sympy seconds or gigabytes
     r"""(?x)
       [^\x20-\x7e]  # not mathematics after `normalise`
@@ -27,10 +28,8 @@ _REFUSED = re.compile(  # texts that are not answers, or that would cost sympy s
     | \^\{[^{}]*\^\{[^{}]*\^  # towers of any kind
     | ![\s)}\]]*!|\d{5}[\s)}\]]*!|\^.*[)}]\s*!|\\binom.*\d{5}  # huge factorials (MATH has 2004!)
     """
+    rf"|(?:{_DECORATED}(?:(?!{_DECORATED}).)*+){{12}}"  # the grammar takes 30 ms for each
 )
-
-_DECORATED = r"\\(?:vec|bar|hat|tilde|dot|ddot|overline|widehat|mathcal)\{"
-_MANY_DECORATED = re.compile(rf"(?:{_DECORATED}(?:(?!{_DECORATED}).)*+){{12}}")  # the grammar takes 30 ms for each
 
 
 class ComparisonFailed(Exception):
@@ -53,7 +52,7 @@ class TimeBudget:
         ``tolerance``: the largest difference of equal constants; by default that of a long decimal.
         """
         for text in (a, b):
-            if _REFUSED.search(text) or _MANY_DECORATED.search(text):
+            if _REFUSED.search(text):
                 return False
         if tolerance is None:
             tolerance = rounding_tolerance(a, b)
@@ -83,7 +82,7 @@ def listed(text: str) -> list[str] | None:
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(text) if text.startswith("[") else []
         if found and all(isinstance(each, str) for each in found):
-            return list(found)
+            return found
     if not _LIST.fullmatch(text):
         return None
     return [re.sub(r"\\([\\'\"])", r"\1", element[1:-1]) for element in re.findall(_STRING, text)]

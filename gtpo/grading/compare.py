@@ -41,11 +41,9 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
     """
     if prediction is None:
         return False
-    for each in alternatives(gold):
-        for reading in _readings(prediction, each):
-            if equivalent(each, reading, budget):
-                return True
-    return False
+    return any(
+        equivalent(each, reading, budget) for each in alternatives(gold) for reading in _readings(prediction, each)
+    )
 
 
 def _readings(prediction: str, gold: str) -> Iterator[str]:
@@ -141,7 +139,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     value = values[-1]
     is_constant = not _variables(split_unit(value).value)
     is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
-    is_unfinished = bool(is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text))  # 2a + b = 0
+    is_unfinished = is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
     if not (NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation

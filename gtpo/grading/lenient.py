@@ -60,9 +60,8 @@ def grade_text(
     answer = extract_answer(text, budget, opening, closing)
     correct = is_correct(answer, gold, budget)
     lenient = lenient_answer(text, answer, gold)
-    if correct or lenient is None or budget.seconds_left <= 0 or normalise(lenient) == normalise(answer or ""):
-        return Verdicts(answer, correct, lenient, correct)
-    return Verdicts(answer, correct, lenient, is_correct(lenient, gold, budget))
+    is_decided = correct or budget.seconds_left <= 0 or normalise(lenient or "") == normalise(answer or "")
+    return Verdicts(answer, correct, lenient, correct if is_decided else is_correct(lenient, gold, budget))
 
 
 def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:

@@ -24,7 +24,8 @@ _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
 _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
 _LAST_SECTIONS = (  # the others have their place in `normalise`, or in other modules
-    *("spaces", "symbols", "python", "absolute values", "no solution", "sets of numbers", "percent", "money"),
+    *("words of numbers", "number words", "numbers", "fonts", "commands", "spaces", "symbols", "python"),
+    *("absolute values", "no solution", "sets of numbers", "percent", "money"),
     *("remainders", "conditions", "domains", "lists", "plain text", "counting", "remainders and ratios"),
     *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
     *("words", "arguments", "the same again, inside arguments", "blanks"),
@@ -57,8 +58,6 @@ def normalise(text: str) -> str:
     open_brackets = depths(text)
     if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
         return ""
-    text = rewrite(text, "words of numbers", "number words", "numbers", "fonts")
-    text = re.sub(r"\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0]), text)
     return rewrite(text, *_LAST_SECTIONS)
 
 
@@ -169,6 +168,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "letters": _letters,
     "chinese": _chinese_number,
     "ratio": _ratio,
+    "command": lambda match: _COMMANDS.get(match[1], match[0]),
     "unescape": lambda match: html.unescape(match[0]),
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),
     "remainder": lambda match: str(int(match[1]) % (int(match[2]) or 1)),
