@@ -28,8 +28,9 @@ def closing_index(text: str) -> int:
 def split_top_level(text: str, separator: str) -> list[str]:
     """Split `text` at the matches of the pattern `separator` that are not inside brackets."""
     pieces, start = [], 0
-    open_before = depths(text)
+    open_before: list[int] = []  # counted if there is a separator at all
     for match in re.finditer(separator, text):
+        open_before = open_before or depths(text)
         if open_before[match.start()] == 0:
             pieces.append(text[start : match.start()].strip())
             start = match.end()

@@ -112,10 +112,10 @@ def _expand_signs(items: list[str]) -> Items:
     r"""The items, with ``1 \pm \sqrt 2`` replaced by its two values."""
     values = []
     for item in items:
-        both = []
         for plus, minus in ("+-", "-+"):
             value = re.sub(r"\\pm(?![a-zA-Z])", plus, item)
             value = re.sub(r"\\mp(?![a-zA-Z])", minus, value)
-            both.append(value.strip().removeprefix("+"))
-        values += [item] if both[0] == both[1] else both
+            values.append(value if value == item else value.strip().removeprefix("+"))
+            if value == item:
+                break
     return tuple(values)

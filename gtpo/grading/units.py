@@ -102,6 +102,8 @@ def split_unit(text: str) -> Measure:
     r"""Value and unit of a scalar. A bare word is a unit if it is known or a plural; inside ``\text``, any word is."""
     if text.endswith("%"):
         return Measure(text, PERCENT)
+    if not re.search(r"[a-zA-Z]", text):
+        return Measure(text, None)
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
