@@ -24,7 +24,8 @@ class ReusedBatch(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.trainer._step % self._generate_every():
-            torch.save(send_to_device(self.trainer._buffered_inputs, "cpu"), self._file())
+            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            torch.save(send_to_device(self.trainer._buffered_inputs, "cpu"), self._file_in(checkpoint))
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         trainer = self.trainer
@@ -33,7 +34,7 @@ class ReusedBatch(TrainerCallback):
         trainer._step = state.global_step * args.gradient_accumulation_steps  # micro-batches: TRL counts from 0 again
         if not trainer._step % self._generate_every():
             return
-        file = self._file()
+        file = self._file_in(trainer.resumed_from)
         batches = torch.load(file, weights_only=True) if file.is_file() else []
         rows = args.per_device_train_batch_size
         if [len(batch["completion_ids"]) for batch in batches] != [rows] * args.steps_per_generation:
@@ -47,7 +48,5 @@ class ReusedBatch(TrainerCallback):
         """Micro-batches that a process trains for each batch that it samples."""
         return int(self.trainer.args.steps_per_generation * self.trainer.num_iterations)
 
-    def _file(self) -> Path:
-        trainer = self.trainer
-        checkpoint = RunDirectory(trainer.args.output_dir).checkpoint(trainer.state.global_step)
-        return checkpoint / f"reused-batch-{trainer.accelerator.process_index}.pt"
+    def _file_in(self, checkpoint: Path) -> Path:
+        return checkpoint / f"reused-batch-{self.trainer.accelerator.process_index}.pt"

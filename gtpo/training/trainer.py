@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -361,6 +362,7 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.resumed_from = Path(resume_from_checkpoint)
         policy = self.accelerator.unwrap_model(self.model)
         if model is None and len(getattr(policy, "peft_config", ())) > 1:
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.

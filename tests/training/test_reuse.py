@@ -26,14 +26,15 @@ REUSE = {
 
 @pytest.fixture
 def train(build: Any, tmp_path: Path) -> Any:
-    """``train(name, step=None, **settings)``: the trained weights, from a checkpoint if a step is given."""
+    """``train(name, step=None, source="", **settings)``: the trained weights, from a checkpoint of ``source``."""
 
-    def train(name: str, step: int | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+    def train(name: str, step: int | None = None, source: str = "", **settings: Any) -> dict[str, torch.Tensor]:
         trainer = build("gtpo", name, max_steps=5, save_strategy="steps", save_steps=1, **settings)
         trainer.add_callback(MetricsWriter(RunDirectory(trainer.args.output_dir)))
         if step:
             plain = trainer.train
-            trainer.train = lambda: plain(resume_from_checkpoint=str(tmp_path / name / f"checkpoint-{step}"))
+            checkpoint = tmp_path / (source or name) / f"checkpoint-{step}"
+            trainer.train = lambda: plain(resume_from_checkpoint=str(checkpoint))
         return trained_weights(trainer)
 
     return train
@@ -54,6 +55,13 @@ def test_a_resumed_run_trains_on_its_stored_batch(
     found = train("run", step, **settings)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert lines(tmp_path / "run") == logged and len(logged) == 5
+
+
+def test_the_batch_is_that_of_the_checkpoint_in_another_directory(train: Any) -> None:
+    expected = train("run", num_iterations=2)
+    train("other", num_iterations=2, seed=7)
+    found = train("other", 1, "run", num_iterations=2)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def test_a_batch_is_stored_only_between_its_steps(train: Any, tmp_path: Path) -> None:
