@@ -151,10 +151,19 @@ def test_quantiles_of_the_gap_and_the_kept_mass(build: Any) -> None:
         assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
-def test_the_switch_of_unsloth_is_restored(build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_the_switch_of_unsloth_is_on_in_the_loss_alone(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("UNSLOTH_RETURN_HIDDEN_STATES", raising=False)
     trainer = build("grpo")
+    seen = []
+    decoder = trainer.causal_lm(trainer.model).get_decoder()
+    decoder.register_forward_pre_hook(lambda *_: seen.append(os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]))
     trainer._logps_and_entropy(trainer.model, batch_of(trainer))
+    seen.clear()  # of the test of the route, which comes first
+    trainer._logps_and_entropy(trainer.model, batch_of(trainer))
+    assert set(seen) == {"1"}
+    seen.clear()
+    check_head(trainer, batch_of(trainer))  # needs the logits
+    assert seen == ["0"]
     assert os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] == "0"
 
 
