@@ -196,7 +196,7 @@ EDITED: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "before"), EDITED)
 def test_a_run_with_other_settings_than_its_configuration_is_refused(name: str, before: Any, sandbox: Any) -> None:
-    """It would be kept, or resumed, whatever its settings."""
+    """It would be kept, or resumed, with its own settings."""
     run = experiment(MATRIX, "tiny", "gtpo-g8", 1)
     run.run.check_settings(run.settings)  # not there yet
     resolved = {"gamma": 7.5} | {name_of(key): value for key, value in run.settings.items()}

@@ -1,4 +1,4 @@
-"""A directory that is no run, or a run that is not finished: one sentence, the same in every command.
+"""A directory without a run, or a run that is not finished: one sentence, the same in every command.
 
 And a run that was resumed and has not ended again has no final weights.
 """

@@ -103,6 +103,8 @@ def test_a_non_finite_loss_stops_and_saves_the_batch(method: str, tracked: Any, 
         trainer.train()
     batch = load_file(run / "not-finite-step-3" / "batch-0.safetensors")
     (texts,) = read_json(run / "not-finite-step-3" / "completions-0.json")
+    modes = {path.stat().st_mode for path in (run / "not-finite-step-3").iterdir()}
+    assert len(modes) == 1  # safetensors writes for the owner alone
     assert batch["0.logps"].isnan().any() and len(texts) == GROUP
     rows = zip(batch["0.completion_ids"], batch["0.completion_mask"], strict=True)
     assert {tuple(row[mask.bool()].tolist()) for row, mask in rows} == {tuple(row) for row in canned_group(2)}
