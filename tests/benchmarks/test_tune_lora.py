@@ -80,7 +80,7 @@ def test_the_files_have_the_keys_that_vllm_looks_up(tmp_path: Path, capsys: Capt
     assert "7 of 7 shapes, a call of each: 42.027 -> 9.027 ms" in capsys.readouterr().out
 
 
-def test_nothing_is_written_before_every_number_of_slices_is_measured(tmp_path: Path) -> None:
+def test_nothing_is_written_before_all_slices_are_measured(tmp_path: Path) -> None:
     """vLLM would end in a KeyError."""
     tune(Formula(), [SHRINK, EXPAND], time.monotonic() + 60, partial(write, tmp_path, "NVIDIA_H100"))
     assert not [*tmp_path.iterdir()]

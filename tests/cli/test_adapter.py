@@ -39,7 +39,7 @@ def run(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("named", ["", "adapter"])
-def test_a_run_from_an_adapter_has_its_base_shape_prompt_and_weights(
+def test_a_run_from_an_adapter_keeps_base_shape_prompt(
     named: str, run: Path, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = parsed("--model", str(run / named), "--dataset", "arithmetic", "--run_name", "further")

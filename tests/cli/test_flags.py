@@ -27,7 +27,7 @@ TABLES = tables_of(__file__)
 
 
 @pytest.mark.parametrize(("config", "cls"), [("grpo_config", GRPOConfig), ("sft_config", SFTConfig)])
-def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
+def test_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
     assert set(annotations_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
 
 
@@ -147,7 +147,7 @@ def test_right_inputs_pass(flags: str, inputs: Path, no_gpu: None) -> None:
     assert load_backend_of(read_command_line("gtpo", flags.split()), SETTINGS) == "transformers"
 
 
-def test_a_short_name_is_told_in_a_message_of_its_long_one() -> None:
+def test_a_message_names_the_short_and_the_long_flag() -> None:
     with refused(r"unknown argument '--num_generations' \(--G\)"):
         check_flags("sft", spelled_out(["--G", "8"]), OF_SFT)
 
@@ -158,7 +158,7 @@ def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
         parsed("--stop_on_collapse", "--reward", "format")
 
 
-def test_the_settings_of_gtpo_are_checked_in_a_subclass_with_slots() -> None:
+def test_settings_are_checked_in_a_subclass_with_slots() -> None:
     @dataclasses.dataclass(slots=True)
     class Mine(GTPOArguments):
         mine: int = 1
@@ -191,13 +191,13 @@ def test_one_setting_under_two_names_is_refused(argv: list[str], message: str) -
 
 
 @pytest.mark.parametrize(("text", "message"), FILES)
-def test_one_setting_under_two_names_of_a_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_a_setting_named_twice_in_a_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (config := tmp_path / "settings.yaml").write_text(text)
     with refused(f"{config}: {message}"):
         parsed("--config", str(config))
 
 
-def test_a_setting_that_another_place_overrides_or_is_null_is_given_once(tmp_path: Path) -> None:
+def test_an_overridden_or_null_setting_is_given_once(tmp_path: Path) -> None:
     (config := tmp_path / "settings.yaml").write_text("num_generations: 8\nG: null\n")
     assert parsed("--config", str(config)).trainer.num_generations == 8
     assert parsed("--config", str(config), "--G", "4", "--G", "6").trainer.num_generations == 6  # as appended

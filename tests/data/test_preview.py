@@ -36,7 +36,7 @@ TEMPLATES["cuts"] = CHATML.replace("message['content']", "message['content'][:40
 
 
 @pytest.mark.parametrize("case", TABLES.values(), ids=TABLES)
-def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is_named(case: dict[str, Any]) -> None:
+def test_the_gold_answer_earns_everything_or_says_why(case: dict[str, Any]) -> None:
     specials = [*SMOLLM2["specials"], *case.get("specials", [])]
     template = TEMPLATES[case.get("template", "chatml")]
     tokenizer = byte_level(**SMOLLM2 | {"specials": specials, "template": template})
@@ -54,7 +54,7 @@ def test_a_completion_with_the_gold_answer_earns_the_full_reward_or_the_cause_is
         check_first_rows(tokenizer, [prompt.format.to_messages(asked)] * 3, [gold] * 3, prompt)
 
 
-def test_some_rows_are_told_and_a_reward_of_ones_own_needs_neither(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_of_ones_own_needs_no_gold_answer(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level(**SMOLLM2)
     golds = ["4"] * 100
     golds[64] = "((("

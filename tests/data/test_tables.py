@@ -37,7 +37,7 @@ def load(tmp_path: Path) -> Callable[..., Dataset]:
 # ---- columns ----
 
 
-def test_named_columns_become_prompt_answer_and_solution_and_the_others_keep_their_names(
+def test_named_columns_are_renamed_and_others_keep_their_names(
     load: Callable[..., Dataset],
 ) -> None:
     text = "level,task,gold,steps\n3,1 + 1?,2,1 + 1 = 2\n"
@@ -66,7 +66,7 @@ def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
 # ---- rows that cannot be used ----
 
 
-def test_dropped_rows_are_counted_by_reason_and_the_limit_counts_the_others(
+def test_dropped_rows_are_counted_by_reason_outside_the_limit(
     load: Callable[..., Dataset], caplog: pytest.LogCaptureFixture
 ) -> None:
     text = 'task,gold\na,1\n" ",2\nb,\n,\n"c\nc",3\nd,4\n'
@@ -90,16 +90,14 @@ def test_rows_without_a_solution_are_dropped_for_sft_alone(
 # ---- CSV ----
 
 
-def test_every_value_of_a_csv_file_stays_the_text_that_it_is(load: Callable[..., Dataset]) -> None:
+def test_every_value_of_a_csv_file_stays_text(load: Callable[..., Dataset]) -> None:
     golds = ["18", "18.0", "007", "TRUE", "1,000", "1e3", "3/4", "5 %", 'a "b"', "2024-01-02"]
     text = "task,gold,gap\r\n" + "".join(f'q,"{gold.replace(chr(34), chr(34) * 2)}",\r\n' for gold in golds)
     rows = load("own.csv", b"\xef\xbb\xbf" + text.encode(), **NAMED)
     assert rows["answer"][:] == golds and set(rows["gap"][:]) == {""}
 
 
-def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
-    load: Callable[..., Dataset], tmp_path: Path
-) -> None:
+def test_line_numbers_count_line_breaks_within_csv_fields(load: Callable[..., Dataset], tmp_path: Path) -> None:
     load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n', graded=False)
     table = read_table(str(tmp_path / "own.csv"), DataArguments(), "train")
     assert [place.split()[1] for _, place in table.rows] == ["4", "6", "7"]  # where they end
@@ -115,7 +113,7 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
     assert load("own.csv", f'prompt\n"{sets}"\n', graded=False)["prompt"][0] == to_messages(sets)
 
 
-def test_a_line_of_white_space_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:
+def test_a_blank_line_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:
     assert len(load("own.csv", "prompt\na\n \n\nb\n", graded=False)) == 2
 
 
@@ -161,9 +159,7 @@ def test_the_problems_of_a_benchmark_are_numbered_from_0(tmp_path: Path) -> None
 # ---- Parquet ----
 
 
-def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parquet_of_pandas_keeps_integers_with_gaps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = pandas.DataFrame({"task": ["a", "b", "c"], "gold": [18, None, 7], "turn": [1, 2, 3]})
     assert table["gold"].dtype == float
     table.to_parquet(tmp_path / "own.parquet")
@@ -172,7 +168,7 @@ def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
     assert "row 2 of" in caplog.text
 
 
-def test_numbers_of_32_bits_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_numbers_of_32_bits_are_read_as_written(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
@@ -192,7 +188,7 @@ def test_numbers_of_32_bits_are_read_as_they_were_written(tmp_path: Path) -> Non
 # ---- the Hub ----
 
 
-def test_a_dataset_of_the_hub_is_loaded_with_its_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_dataset_has_its_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def hub(*args: Any, **kwargs: Any) -> Dataset:
@@ -208,7 +204,7 @@ def test_a_dataset_of_the_hub_is_loaded_with_its_config_and_split(monkeypatch: p
         load_train(DataArguments("owner/name"))
 
 
-def test_a_dry_run_does_not_ask_the_hub_and_knows_no_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_dry_run_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
     rows = load_train(DataArguments("owner/name", prompt_column="task"), dry_run=True)
     assert (len(rows), rows.column_names) == (0, [])

@@ -66,7 +66,7 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     ]
 
 
-def test_columns_that_do_not_fit_follow_below_the_first_one_again() -> None:
+def test_columns_that_do_not_fit_follow_below() -> None:
     assert lay_out([["a\x1b[31m", "b"], ["c", "d\n"]], 1) == [
         "-" * 14,
         "a\\x1b[31m  b",

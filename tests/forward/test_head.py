@@ -339,7 +339,7 @@ def emulate_wide_matmuls(monkeypatch: MonkeyPatch) -> list[tuple[str, list[Tenso
 
 
 @HALF
-def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(dtype: torch.dtype, monkeypatch: MonkeyPatch) -> None:
+def test_cuda_takes_the_shapes_of_the_wide_matmuls(dtype: torch.dtype, monkeypatch: MonkeyPatch) -> None:
     """Each recorded call again on fake CUDA tensors, which check shapes and dtypes as CUDA does, without data."""
     mm = torch.mm
     addmm = torch.addmm
@@ -362,7 +362,7 @@ def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(dtype: torch.dtype
 
 
 @mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
-def test_where_a_cuda_route_raises_the_portable_one_gives_the_result_and_says_so_once(
+def test_a_failing_cuda_route_is_replaced_and_named(
     error: Exception, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     case = random_case((40, 16, 300)).to(torch.bfloat16)
@@ -387,7 +387,7 @@ def test_where_a_cuda_route_raises_the_portable_one_gives_the_result_and_says_so
     assert caplog.messages == [f"the CUDA path of the LM head failed; the portable one is used instead: {reason}"]
 
 
-def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: MonkeyPatch) -> None:
+def test_out_of_gpu_memory_is_no_missing_operation(monkeypatch: MonkeyPatch) -> None:
     def out_of_memory(*_: Any, **__: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -567,7 +567,7 @@ def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: t
 
 @HEADS
 @FROZEN_OR_NOT
-def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(head: Callable, trainable: str) -> None:
+def test_a_bias_of_minus_infinity_bans_a_token(head: Callable, trainable: str) -> None:
     case = random_case((6, 4, 9), bias=True)
     case.targets %= 7
     case.bias[7:] = -math.inf
@@ -684,9 +684,7 @@ def test_threads_work_in_inference_mode(three_threads: None) -> None:
     assert torch.equal(logps, expected.logps) and torch.equal(entropy, expected.entropy)
 
 
-def test_an_error_in_a_thread_is_raised_and_the_threads_of_pytorch_are_kept(
-    three_threads: None, monkeypatch: MonkeyPatch
-) -> None:
+def test_an_error_in_a_thread_is_raised_threads_kept(three_threads: None, monkeypatch: MonkeyPatch) -> None:
     set_tiles(monkeypatch, 4, 8)
     case = random_case((33, 6, 129))
     case.targets[-1] = 129  # outside of the vocabulary

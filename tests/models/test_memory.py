@@ -94,7 +94,7 @@ def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None
     assert parts["optimizer"] * GIB == 2 * trained
 
 
-def test_training_all_weights_needs_them_their_gradients_and_two_moments_in_float32() -> None:
+def test_training_all_weights_needs_sixteen_bytes_a_parameter() -> None:
     shape = KNOWN["qwen"]
     settings = SETTINGS | {"lora_rank": 0, "backend": "transformers", "use_vllm": False, "optim": "adamw_torch"}
     parts = estimate(shape, settings)
@@ -122,7 +122,7 @@ def test_what_vllm_holds(
     assert found == [size and pytest.approx(size, abs=0.01) for size in (weights, lora, graphs)]
 
 
-def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> None:
+def test_the_plan_is_a_config_of_its_settings(tmp_path: Path) -> None:
     """Of a run with a preset's own values, given values, derived ones, and those of another model than the preset's."""
     for argv in (
         ["--gamma", "0.25", "--G", "8", "--prompts_per_step", "2", "--eval_rows", "5", "--system_prompt", "none"],
@@ -136,7 +136,7 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("argv", "expected"), TABLES["hours"])
-def test_the_hours_of_a_run_and_of_one_that_collapses(argv: str, expected: list[str]) -> None:
+def test_hours_of_a_run_and_of_a_collapse(argv: str, expected: list[str]) -> None:
     steps = 7500 if "math" in argv else 7473
     lines = hours(settings_of(*words_of(argv), "--max_steps", str(steps)), steps)
     text = lines[0]
@@ -201,7 +201,7 @@ def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: M
     assert derived_micro_batch(values | {"prompts_per_step": 2}, 3) == 4
 
 
-def test_a_model_without_an_estimate_has_micro_batches_of_one(tmp_path: Path) -> None:
+def test_without_an_estimate_a_micro_batch_is_one(tmp_path: Path) -> None:
     MixtralConfig().save_pretrained(tmp_path)
     assert derived_micro_batch(SETTINGS | {"model": str(tmp_path)}, 1) == 1
 
@@ -219,7 +219,7 @@ def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch:
         assert {name: again[name] for name in sizes} == sizes
 
 
-def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine(monkeypatch: MonkeyPatch) -> None:
+def test_a_plan_lists_the_gpus_or_this_machine(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
     lines = comments(describe_plan(settings_of("--G", "12"), rows=10))
     listed = [line.split(": ")[0] for line in lines if line.startswith("#   ")][1:]
@@ -248,9 +248,7 @@ def test_steps_follow_max_steps_or_epochs() -> None:
     assert "75 steps of 4 prompts" in describe_plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
 
 
-def test_the_shape_of_a_local_model_is_read_and_others_refused(
-    tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_shape_of_a_local_model_is_read(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
     assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 160, 480, 2, 4, 4, 40, tied=False)
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
@@ -265,7 +263,7 @@ def test_the_shape_of_a_local_model_is_read_and_others_refused(
         shape_of("owner/name")
 
 
-def test_the_scale_of_a_model_is_read_from_its_config(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_model_has_the_scale_of_its_config(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Parameters without the embeddings, and the context; what has no estimate has a context."""
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
     tiny = scale_of(str(TINY_BASE))
@@ -284,7 +282,7 @@ def test_the_scale_of_a_model_is_read_from_its_config(tmp_path: Path, monkeypatc
         ("sft", "learning rate 1e-06, Adam 0.9 / 0.95, sequences of at most 5500 tokens"),
     ],
 )
-def test_a_plan_and_the_start_of_a_run_show_what_should_not_differ(method: str, expected: str) -> None:
+def test_plan_and_start_show_the_same_settings(method: str, expected: str) -> None:
     settings = settings_of(*(["--G", "8"] if method != "sft" else []), method=method)
     assert f"# {expected}\n" in describe_plan(settings, 10)
     assert start_lines(settings, 10, 10)[-1] == expected

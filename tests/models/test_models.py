@@ -58,7 +58,7 @@ def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path, names: Any,
     assert lora.r == lora.lora_alpha == 8 and lora.task_type == "CAUSAL_LM" and lora.lora_dropout == 0
 
 
-def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> None:
+def test_a_new_policy_is_the_base_by_its_seed(tiny: Path) -> None:
     torch.manual_seed(5)
     first = policy(tiny, seed=3)
     torch.manual_seed(6)
@@ -77,7 +77,7 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
 
 
 @pytest.mark.parametrize(("backend", "said"), [("transformers", 1), ("unsloth", 0)])
-def test_a_run_on_the_cpu_of_a_gpu_machine_says_how_to_use_the_gpu(
+def test_a_cpu_run_beside_a_gpu_says_so(
     backend: str, said: int, unsloth: FakeUnsloth, caplog: LogCaptureFixture
 ) -> None:
     load_policy(parsed("--model", "tiny", "--run_name", "x"), backend)
@@ -88,7 +88,7 @@ def test_a_run_on_the_cpu_of_a_gpu_machine_says_how_to_use_the_gpu(
 # ---- errors ----
 
 
-def test_a_base_that_pads_with_eos_gets_another_padding_token(tiny: Path, tmp_path: Path) -> None:
+def test_a_base_padded_with_eos_gets_another_token(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     settings = read_json(tmp_path / "tokenizer_config.json")
     write_json(tmp_path / "tokenizer_config.json", settings | {"pad_token": "</s>"})
@@ -96,9 +96,7 @@ def test_a_base_that_pads_with_eos_gets_another_padding_token(tiny: Path, tmp_pa
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "</s>")
 
 
-def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_weights_are_read(
-    model: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_an_unusable_tokenizer_is_refused_before_the_weights(model: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     for template in ("{% if %}", "{{ raise_exception('no') }}"):
         (model / "chat_template.jinja").write_text(template)
@@ -183,7 +181,7 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(("lora_rank", "dtype"), [(8, torch.bfloat16), (0, torch.float32)])
-def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
+def test_trained_weights_are_in_full_precision_on_a_gpu(
     lora_rank: int, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
@@ -229,7 +227,7 @@ HUGE = [
 
 
 @pytest.mark.parametrize("change", HUGE, ids=str)
-def test_a_model_of_a_million_layers_is_refused_before_it_is_built(
+def test_a_million_layers_are_refused_before_they_are_built(
     change: dict[str, Any], model: Path, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch
 ) -> None:
     for cls in (AutoConfig, AutoModelForCausalLM):
@@ -241,7 +239,7 @@ def test_a_model_of_a_million_layers_is_refused_before_it_is_built(
             load(str(model))
 
 
-def test_a_merge_runs_no_code_of_the_base_or_the_adapter(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_merge_runs_no_code_of_a_model(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Even where a user has answered yes to Transformers' question."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     policy(model).save_pretrained(adapter := tmp_path / "adapter")
@@ -275,7 +273,7 @@ def test_pickled_weights_are_refused_and_not_read(model: Path, tmp_path: Path, n
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_full_disk_or_memory_is_not_a_fault_of_the_model() -> None:
+def test_a_full_disk_is_no_fault_of_the_model() -> None:
     for error in (OSError(errno.ENOSPC, "No space left on device"), torch.OutOfMemoryError()):
         assert why_not_loaded("some/model", error) is error
 
@@ -295,9 +293,7 @@ def test_without_a_connection_only_the_cache_is_searched(monkeypatch: MonkeyPatc
     assert source_options("some/model") == {"local_files_only": False}
 
 
-def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
-    tiny: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_model_is_a_hub_id_or_absolute_path(tiny: Path, monkeypatch: MonkeyPatch) -> None:
     ids = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "some/model")
     assert tuple(map(resolve_model, ("llama", "qwen", "some/model"))) == ids
     monkeypatch.chdir(tiny.parent)
@@ -308,15 +304,13 @@ def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
 @pytest.mark.parametrize(
     "name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x", "qwenn", "https://me:pa/ss@host/model"]
 )
-def test_a_model_that_cannot_be_is_not_looked_up_on_the_hub(name: str) -> None:
+def test_an_impossible_model_is_not_looked_up(name: str) -> None:
     with refused("--model") as caught:
         resolve_model(name)
     assert "pa/ss" not in str(caught.value)
 
 
-def test_what_a_model_adds_to_sampling_is_left_out_and_said(
-    tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
-) -> None:
+def test_what_a_model_adds_to_sampling_is_named(tiny: Path, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     """What TRL overrides stays in the file, for those who use a saved model; token ids and lengths do too."""
     model = shutil.copytree(tiny, tmp_path / "model")
     adds = {"no_repeat_ngram_size": 3, "suppress_tokens": [5], "min_new_tokens": 4, "typical_p": 0.5}

@@ -126,7 +126,7 @@ TRL_VLLM = ("transformers", "--load_in_4bit", "false", "--use_vllm", "true")
 RUNS = {"4 bits": IN_4_BITS, "16 bits": IN_16_BITS, "TRL": TRL_VLLM}
 
 
-def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
+def test_an_older_driver_is_named_without_a_gpu(
     machine: Machine, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     """PyTorch says it in a warning only, and the run would start on the CPU or ask for a GPU."""
@@ -248,7 +248,7 @@ def test_a_fatal_fault_stops_and_others_are_warnings(
         check_machine(settings_of(), "unsloth")
 
 
-def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: MonkeyPatch) -> None:
+def test_cpu_and_dry_run_are_not_checked(machine: Machine, monkeypatch: MonkeyPatch) -> None:
     machine.free = 0
     settings = settings_of()
     settings.run.dry_run = True
@@ -281,7 +281,7 @@ def test_scripts_check_before_they_download(
 # ---- the command ----
 
 
-def test_the_command_prints_the_checks_and_exits_2_for_a_fatal_one(
+def test_a_fatal_check_is_printed_and_exits_with_2(
     machine: Machine, monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*argv: str) -> tuple[int, list[str]]:

@@ -32,7 +32,7 @@ def called(lines: list[str], directory: Path) -> list[list[str]]:
     return [line.removesuffix("\t").split("\t") for line in (directory / "calls").read_text().splitlines()]
 
 
-def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) -> None:
+def test_every_line_follows_what_it_depends_on(tmp_path: Path) -> None:
     assert len(LINES) == len(EXPERIMENTS) + len(EVALUATIONS) == 107 + 15
     calls = called(LINES, tmp_path)
     assert calls == [[*run.argv, "--overwrite", "true"] for run in EXPERIMENTS] + [[*w.argv] for w in EVALUATIONS]
@@ -48,7 +48,7 @@ def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) ->
             assert what[2] == f"after: {' '.join(adapters)}" and {*adapters} <= earlier
 
 
-def test_a_line_resumes_an_interrupted_run_and_skips_a_finished_one(tmp_path: Path) -> None:
+def test_a_line_resumes_a_run_or_skips_it(tmp_path: Path) -> None:
     run = fake_run(tmp_path / EXPERIMENTS[0].run.path)
     assert called(LINES[:1], tmp_path) == [[*EXPERIMENTS[0].argv, "--overwrite", "true"]]
     checkpoint(run.path, 50)

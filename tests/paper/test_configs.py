@@ -67,7 +67,7 @@ def resolved(method: str, *argv: str) -> dict[str, Any]:
 
 
 @each_file
-def test_values_are_those_of_the_name_and_of_listing_1(path: Path) -> None:
+def test_values_are_those_of_listing_1(path: Path) -> None:
     method = method_of(path)
     values = named_values(path)
     preset = ["--model", values["model"]]
@@ -90,5 +90,5 @@ def test_values_are_those_of_the_name_and_of_listing_1(path: Path) -> None:
         ("Qwen/Qwen2.5-0.5B-Instruct", "auto"),  # takes Qwen's preset, but the paper says nothing about it
     ],
 )
-def test_the_filter_of_each_model_is_that_of_the_paper(model: str, expected: str) -> None:
+def test_each_model_has_the_filter_of_the_paper(model: str, expected: str) -> None:
     assert resolved("gtpo", "--model", model)["entropy_filter"] == expected

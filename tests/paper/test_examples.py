@@ -112,7 +112,7 @@ def test_required_word(monkeypatch: MonkeyPatch) -> None:
     assert stored == list(required_word.rows())
 
 
-def test_the_warm_start_of_smollm2_is_that_of_the_stored_comparison(tmp_path: Path) -> None:
+def test_the_warm_start_of_smollm2_is_the_stored_one(tmp_path: Path) -> None:
     """By the hash of its rows; the recipe of the tiny base has changed since."""
     run_process([sys.executable, "examples/smol_data.py", tmp_path])
     text = (tmp_path / "warm_start.jsonl").read_bytes()

@@ -124,7 +124,7 @@ def test_figure_2_by_hand(monkeypatch: MonkeyPatch) -> None:
     assert [axis.lines[0].get_color() for axis in (accuracy, accuracy_late)] == ["#0072B2", "#777777"]
 
 
-def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
+def test_the_base_is_a_dashed_line_among_scores() -> None:
     """Not in the entropy, not in a task that it was not evaluated on, and not where another base model was."""
     steps = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     scores = {"pass": {"1": 40.0, "2": 60.0}, "maj": {"1": 41.0, "2": 42.0}, "format": 52.5}
@@ -170,7 +170,7 @@ def test_band_is_the_95_percent_interval_of_the_mean() -> None:
     assert not axis.collections and list(axis.lines[0].get_ydata()) == [1.5, 4.0]
 
 
-def test_a_group_of_curves_without_runs_is_left_out_and_one_with_fewer_seeds_says_so() -> None:
+def test_curves_say_which_runs_and_seeds_are_missing() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
 
     def titles(**runs: Any) -> list[str]:
@@ -183,7 +183,7 @@ def test_a_group_of_curves_without_runs_is_left_out_and_one_with_fewer_seeds_say
     assert both == [first, "high rate, learning rate 0.0028, n = 1"]
 
 
-def test_the_color_is_the_method_and_the_dash_the_condition() -> None:
+def test_color_is_the_method_and_dash_the_condition() -> None:
     """Fig. 3: GTPO, its correction alone, GRPO with three β."""
     rows = {1: [{"step": step, "accuracy": 50.0, "formatting": 90.0} for step in (1, 2)]}
     found = draw(MATRIX, "fig3", "tiny", results_of(dict.fromkeys(runs_of(MATRIX, ["fig3"], "tiny"), rows)))
@@ -194,7 +194,7 @@ def test_the_color_is_the_method_and_the_dash_the_condition() -> None:
     assert {line.get_linewidth() for line in found.axes[1].lines} == {LINE_WIDTH}
 
 
-def test_ln_2_is_drawn_with_the_entropy_and_a_single_seed_has_no_band() -> None:
+def test_entropy_has_ln_2_and_one_seed_no_band() -> None:
     rows = {3407: logged(entropy=[3.0, 1.5], accuracy=[10, 20], formatting=[100, 100])}
     entropy, accuracy, _ = draw(MATRIX, "fig4d", "paper", results_of({"gtpo-llama-gsm8k-h1.05": rows})).axes
     assert lines_of(entropy)["ln 2"][1] == [math.log(2)] * 2

@@ -51,9 +51,7 @@ def test_tiny_run_resolves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sft-qwen-math", "grpo-llama-gsm8k-g8-beta0.04", "gtpo-qwen-gsm8k-onlyneg0.7"])
-def test_paper_run_is_its_config_file_in_its_own_directory(
-    name: str, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_the_paper_is_its_config_file(name: str, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIGS.parent)
     method = name.partition("-")[0]
     on_cpu = ["--use_cpu", "true", "--dry_run", "true"]
@@ -195,7 +193,7 @@ EDITED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "before"), EDITED)
-def test_a_run_with_other_settings_than_its_configuration_is_refused(name: str, before: Any, sandbox: Any) -> None:
+def test_a_run_with_other_settings_is_refused(name: str, before: Any, sandbox: Any) -> None:
     """It would be kept, or resumed, with its own settings."""
     run = experiment(MATRIX, "tiny", "gtpo-g8", 1)
     run.run.check_settings(run.settings)  # not there yet

@@ -41,9 +41,7 @@ def test_empty_metrics_are_refused(content: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_newer_of_two_runs_with_the_same_name_is_read_and_both_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newer_namesake_is_read_and_both_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for age, directory in ((100, "old"), (50, "new")):
         run = fake_run(tmp_path / directory / "gtpo-g8-s1", rows=rows(2, float(age)))
         os.utime(run.metrics, (1e9 - age, 1e9 - age))
@@ -63,12 +61,12 @@ def test_scores_of_two_runs_with_one_name_are_named(tmp_path: Path, caplog: pyte
     assert f"{tmp_path}/a/gtpo-g8-s1 and {tmp_path}/b/gtpo-g8-s1 have one name and seed" in caplog.text
 
 
-def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path) -> None:
+def test_a_name_without_a_seed_takes_the_settings(tmp_path: Path) -> None:
     fake_run(tmp_path / "sft-llama-gsm8k-paper", {"seed": 3407}, rows(3))
     assert read_results([tmp_path]).seeds("sft-llama-gsm8k") == [3407]
 
 
-def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_of_another_model_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The demo's run is called gtpo, as one of SmolLM2."""
     run = fake_run(tmp_path / "gtpo", rows=rows(3))
     evaluated(tmp_path, SEED_1 | {"adapter": str(run.adapter)})
@@ -103,7 +101,7 @@ def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == ["me/gtpo"]
 
 
-def test_the_newer_of_two_evaluations_of_a_run_is_read(tmp_path: Path) -> None:
+def test_the_newer_of_two_evaluations_is_read(tmp_path: Path) -> None:
     for age, name, score in ((50, "a", 7.0), (100, "b", 3.0)):
         evaluated(tmp_path / name, SEED_1 | {"score": score}, age=age)
     assert pass_at_1(tmp_path) == {1: 7.0}
@@ -133,7 +131,7 @@ SEED_2 = SEED_1 | {"adapter": "runs/gtpo-g8-s2/adapter", "label": "gtpo-g8-s2"}
     ("look", "decides"),  # decides: between two evaluations of one run
     TABLES["a_later_evaluation_of_other_problems_or_sampling_does_not_count"],
 )
-def test_a_later_evaluation_of_other_problems_or_sampling_does_not_count(
+def test_a_later_evaluation_of_other_problems_is_ignored(
     look: dict, decides: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a single run the one with more problems, samples and temperature counts; of two runs what both have."""
@@ -147,7 +145,7 @@ def test_a_later_evaluation_of_other_problems_or_sampling_does_not_count(
         assert pass_at_1(tmp_path) == {1: 35.0}
 
 
-def test_two_runs_with_a_smaller_evaluation_outvote_one_and_other_directories_have_their_own(tmp_path: Path) -> None:
+def test_the_majority_of_a_directory_decides_the_evaluation(tmp_path: Path) -> None:
     small = {"problems": 20, "score": 7.0}
     evaluated(tmp_path / "both", SEED_1 | small, SEED_2 | small)
     evaluated(tmp_path / "one", SEED_1)
@@ -156,7 +154,7 @@ def test_two_runs_with_a_smaller_evaluation_outvote_one_and_other_directories_ha
     assert read_results([tmp_path]).scored("grpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0}
 
 
-def test_the_base_is_asked_what_its_runs_are_and_two_models_have_a_row_each(tmp_path: Path) -> None:
+def test_two_base_models_have_a_row_each(tmp_path: Path) -> None:
     base = {"label": "base-llama", "problems": 50, "score": 9.0}
     evaluated(tmp_path / "runs", SEED_1, SEED_2, base, base | {"label": "base-qwen", "score": 8.0}, age=100)
     evaluated(tmp_path / "look", base | {"problems": 200, "score": 1.0}, age=50)
@@ -174,9 +172,7 @@ def test_checkpoints_have_names_of_their_own(tmp_path: Path) -> None:
         assert read_results([tmp_path]).names == {name}
 
 
-def test_scores_of_an_adapter_that_was_trained_again_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scores_of_an_adapter_trained_again_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also those of a base that was replaced. An adapter that is gone, on another machine, counts."""
     adapter = tmp_path / "gtpo-g8-s1" / "adapter"
     base = tmp_path / "base"

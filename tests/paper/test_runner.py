@@ -56,7 +56,7 @@ def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox: Any) -> None:
+def test_a_gpu_has_one_run_and_evaluations_wait(sandbox: Any) -> None:
     argv = ["table1", "--scale", "paper", "--seeds", "1", "--only", "gsm8k-g8"]
     assert sandbox.reproduce(*argv, "--gpus", "3", "MIG-a", "0") == 0
     spans = sandbox.spans()
@@ -77,7 +77,7 @@ def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox:
     assert len(set(compiled)) == len(compiled) == 6 and "unsloth_compiled_cache/gtpo-qwen-gsm8k-g8-s1" in compiled
 
 
-def test_a_long_evaluation_is_split_over_the_gpus_and_merged(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_evaluation_is_split_over_the_gpus(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """GSM8K takes four hours and a half for the base and three runs: 1,319 problems, k = 32, 0.1 s.
 
     The first shard fails if the second does not start beside it.

@@ -122,9 +122,7 @@ def kill(job: psutil.Process) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
-    slow: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes_a_killed_job(slow: Any, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
     (slow / "hold").touch()
     codes: list[int] = []

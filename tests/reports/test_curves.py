@@ -20,7 +20,7 @@ def test_the_arm_of_a_run(method: str, settings: dict[str, Any], arm: str) -> No
     assert arm_of(method, settings) == arm
 
 
-def test_a_mean_has_a_gap_where_a_value_is_not_finite() -> None:
+def test_a_mean_has_gaps_at_non_finite_values() -> None:
     assert str(smooth([1.0, math.nan, 3.0, 4.0, math.inf], 2)) == "[1.0, nan, nan, 3.5, inf]"
 
 

@@ -90,9 +90,7 @@ def test_rotation_never_deletes_the_last_whole_one(tmp_path: Path) -> None:
     assert latest_complete(tmp_path) == tmp_path / "checkpoint-2"
 
 
-def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_is_being_deleted_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = checkpoint(tmp_path, 2)
     monkeypatch.setattr("gtpo.runs.directory.remove", lambda path: None)  # killed before a file is gone
     delete(directory)

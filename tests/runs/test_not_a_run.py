@@ -93,7 +93,7 @@ def test_one_sentence_in_every_command(
 
 
 @pytest.mark.parametrize(("run", "named", "known"), TABLES["checkpoints"])
-def test_a_checkpoint_that_is_not_there_names_those_that_are(run: str, named: str, known: str, inputs: Path) -> None:
+def test_a_missing_checkpoint_names_those_there(run: str, named: str, known: str, inputs: Path) -> None:
     fake_run(inputs / "finished", SETTINGS, steps=(5, 10), saved=["adapter", "best"])
     with refused(f"^{run} has no checkpoint {named}: pick one of {known}.$"):
         adapter_target(run, named)
@@ -119,7 +119,7 @@ def finished(path: Path) -> RunDirectory:
     return fake_run(path, SETTINGS, [{"step": 2}], (2,), ["adapter", "merged"])
 
 
-def test_the_weights_of_the_first_end_are_set_aside_until_the_next(here: Path) -> None:
+def test_weights_of_a_first_end_are_set_aside(here: Path) -> None:
     run = finished(here / "outputs" / "run")
     assert run.is_finished and adapter_target("outputs/run").adapter == Path("outputs/run/adapter")
     run.set_aside(2)
@@ -151,7 +151,7 @@ def test_a_linked_adapter_is_set_aside_as_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "adapter_config.json").is_file()
 
 
-def test_scores_of_the_first_end_are_not_those_of_the_run(tmp_path: Path) -> None:
+def test_scores_of_a_first_end_do_not_count(tmp_path: Path) -> None:
     run = finished(tmp_path / "run")
     of_adapter = {"adapter": str(run.adapter), "settings": {"adapter": fingerprint(run.adapter)}}
     of_merged = {"model": str(run.merged), "settings": {"model": fingerprint(run.merged)}}

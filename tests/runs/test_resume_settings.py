@@ -131,7 +131,7 @@ def test_the_seed_that_chose_the_held_out_rows_stays(tmp_path: Path) -> None:
         resume(run, "--seed", "7", held_out=ROWS[1:5])
 
 
-def test_a_run_without_held_out_rows_may_get_some_that_it_did_not_train_on(tmp_path: Path) -> None:
+def test_untrained_rows_may_be_held_out_later(tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "held_out.jsonl"
     write_lines(file, ROWS[:4])
     begin(run)
@@ -152,7 +152,7 @@ def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
-def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) -> None:
+def test_an_earlier_run_without_a_hash_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin(run)
     environment = read_json(run / "environment.json")
@@ -163,7 +163,7 @@ def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) ->
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
-def test_a_reward_file_that_has_changed_is_refused_unless_it_is_said(here: Path, caplog: LogCaptureFixture) -> None:
+def test_a_changed_reward_is_refused_unless_it_is_said(here: Path, caplog: LogCaptureFixture) -> None:
     """It may be the repair of the error that stopped the run."""
     (here / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
     flags = ("--reward", "format", "mine.py:f")
@@ -190,9 +190,7 @@ IMPORTED = {
 
 @pytest.mark.parametrize("name", IMPORTED)
 @pytest.mark.parametrize("place", [".", "rewards"])  # the working directory, or another directory of the reward
-def test_a_module_of_the_reward_that_has_changed_is_refused_by_name(
-    name: str, place: str, here: Path, caplog: LogCaptureFixture
-) -> None:
+def test_a_changed_module_of_a_reward_is_refused(name: str, place: str, here: Path, caplog: LogCaptureFixture) -> None:
     (here / place / "package").mkdir(parents=True)
     for file in {*IMPORTED, "unused.py"}:
         (here / place / file).write_text("S = 1\n")
@@ -214,7 +212,7 @@ def test_a_module_of_the_reward_that_has_changed_is_refused_by_name(
     assert resume(here / "run", *flags, "--changed_reward", "true")
 
 
-def test_a_reward_of_a_module_and_without_its_ending_is_known_by_its_file(here: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_reward_of_a_module_has_its_file(here: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(here)
     (here / "pack").mkdir()
     for file in ("pack/__init__.py", "pack/of_mine.py", "mine.py"):
@@ -231,7 +229,7 @@ def test_a_reward_of_a_module_and_without_its_ending_is_known_by_its_file(here: 
     assert resume(here / "run", "--reward", *names)
 
 
-def test_a_run_stores_its_training_prompts_and_those_of_the_run_that_it_starts_from(here: Path) -> None:
+def test_a_run_stores_the_prompts_of_all_its_training(here: Path) -> None:
     begin(here / "first", rows=[*ROWS, *ROWS], held_out=[{"prompt": "held out?"}])
     assert (here / "first" / "prompts.bin").stat().st_size == 8 * len(ROWS)
     settings = parsed("--output_dir", str(here / "second"), *SMALL)

@@ -12,7 +12,7 @@ from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 
 
-def test_a_warning_is_a_line_of_its_own_above_the_bar() -> None:
+def test_a_warning_is_a_line_above_the_bar() -> None:
     """Control characters are escaped: a warning may quote a file of somebody else."""
     code = """
 import logging, sys
@@ -32,7 +32,7 @@ run_script(main)
     assert "not shown" not in done.stderr.decode()
 
 
-def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: MonkeyPatch) -> None:
+def test_after_the_first_step_errors_are_the_runs(monkeypatch: MonkeyPatch) -> None:
     """Exit code 1: what has been trained is there. What optimizer and schedule refuse comes before."""
     monkeypatch.setattr(script, "_training", False)
     monkeypatch.setenv("RANK", "1")  # which says nothing
@@ -48,7 +48,7 @@ def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])
-def test_a_reader_of_the_output_that_has_gone_ends_the_script_without_a_word(size: int) -> None:
+def test_a_closed_pipe_ends_the_script_without_a_word(size: int) -> None:
     code = "import time\nfrom gtpo.runs.script import run_script as run\n"
     code += f"run(lambda: (time.sleep(0.2), print('a' * {size})))"
     with subprocess.Popen(
@@ -61,7 +61,7 @@ def test_a_reader_of_the_output_that_has_gone_ends_the_script_without_a_word(siz
 
 
 @pytest.mark.parametrize(("begun", "code"), [("", 2), ("script.training_begins()", 1)])
-def test_an_error_of_a_library_is_one_line_that_names_its_traceback(begun: str, code: int, tmp_path: Path) -> None:
+def test_an_error_is_one_line_with_its_traceback_file(begun: str, code: int, tmp_path: Path) -> None:
     lines = f"""
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
@@ -79,7 +79,7 @@ script.run_script(main)
     assert "Traceback" in run_process([sys.executable, "-c", lines, "--debug"], env=environment, code=1).stderr
 
 
-def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -> None:
+def test_warnings_survive_a_library_that_sets_up_logs() -> None:
     """Unsloth does when it is imported."""
     source = (
         "import logging\nfrom gtpo.runs.script import log_to_stderr\nlog_to_stderr()\n"
@@ -99,7 +99,7 @@ def test_warnings_are_printed_as_they_are_where_a_library_sets_up_logs_later() -
         ("2", "lambda: print(undefined)", 2),
     ],
 )
-def test_one_of_several_processes_exits_before_the_end_of_the_interpreter(processes: str, main: str, code: int) -> None:
+def test_one_of_several_processes_skips_the_interpreters_end(processes: str, main: str, code: int) -> None:
     """In which a thread of Gloo may abort; the handlers of atexit, wandb's among them, have run."""
     source = f"""
 import atexit, sys
@@ -117,14 +117,14 @@ run_script({main})
 
 
 @pytest.mark.parametrize("why", ["'no data'", "OSError('no data')"])
-def test_one_of_several_processes_that_ends_with_a_text_prints_it(why: str) -> None:
+def test_one_of_several_processes_prints_its_last_text(why: str) -> None:
     """As an objective of a user's may: sys.exit("no data"), sys.exit(error)."""
     source = f"import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit({why}))"
     environment = user_environment() | {"WORLD_SIZE": "2"}
     assert run_process([sys.executable, "-c", source], env=environment, code=1).stderr == "no data\n"
 
 
-def test_one_of_several_processes_without_standard_output_ends_with_its_code() -> None:
+def test_one_of_several_processes_keeps_its_exit_code() -> None:
     """As a daemon starts it."""
     source = "import sys\nfrom gtpo.runs.script import run_script\nsys.stdout = None\nrun_script(lambda: sys.exit(143))"
     run_process([sys.executable, "-c", source], env=user_environment() | {"WORLD_SIZE": "2"}, code=143)

@@ -71,7 +71,7 @@ def test_new_run_stores_its_environment(tmp_path: Path, monkeypatch: MonkeyPatch
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == NEW
 
 
-def test_resume_without_a_complete_checkpoint_is_refused_and_overwrite_possible(tmp_path: Path) -> None:
+def test_resume_without_a_complete_checkpoint_is_refused(tmp_path: Path) -> None:
     with refused("--resume"):
         start(tmp_path / "nowhere", "--resume")
     start(tmp_path / "run")
@@ -153,7 +153,7 @@ def test_overwrite_killed_in_between_leaves_a_run(operation: int, tmp_path: Path
     assert sorted(path.name for path in run.iterdir()) == NEW
 
 
-def test_the_best_adapter_is_restored_where_its_replacement_was_killed(tmp_path: Path) -> None:
+def test_the_best_adapter_survives_a_killed_replacement(tmp_path: Path) -> None:
     start(tmp_path / "run")
     checkpoint(tmp_path / "run", 5)
     (tmp_path / "run" / "best.old").mkdir()
@@ -167,7 +167,7 @@ def test_the_best_adapter_is_restored_where_its_replacement_was_killed(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["early_stopping_patience", "positive_advantage_weight"])
-def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name: str, tmp_path: Path) -> None:
+def test_a_removed_setting_is_ignored_at_its_default(name: str, tmp_path: Path) -> None:
     start(tmp_path / "run", "--gamma", "0.25")
     newest = checkpoint(tmp_path / "run", 7)
     config = tmp_path / "run" / "config.yaml"
@@ -183,7 +183,7 @@ def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name:
             parsed(*argv)
 
 
-def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_path: Path) -> None:
+def test_a_finished_run_can_continue_but_not_change(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     with refused("--gamma"):
         start(run, "--resume", "--gamma", "0.3")
@@ -246,7 +246,7 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     assert reloaded.resume is None and not reloaded.overwrite
 
 
-def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_a_run_in_use_is_refused_at_once(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "run", {"gamma": 0.1}, steps=[5]).path
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
@@ -281,7 +281,7 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
 # ---- printed commands ----
 
 
-def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_step_has_the_prompts_of_all_processes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
     check_run(settings, rows=rows_of(4))
     with refused("3 training rows"):

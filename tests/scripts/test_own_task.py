@@ -58,7 +58,7 @@ def test_a_module_in_the_working_directory_takes_precedence(name: str, here: Pat
     assert reward(["abc"], limit=[5]) == [1.0]
 
 
-def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_path: Path) -> None:
+def test_a_reward_file_may_be_named_like_a_module(tmp_path: Path) -> None:
     lines = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
     )
@@ -76,9 +76,7 @@ def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_pa
         ("completions, prompts, bonus=1, **columns", None),
     ],
 )
-def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
-    arguments: str, named: str | None, tmp_path: Path
-) -> None:
+def test_a_reward_is_called_once_when_it_is_loaded(arguments: str, named: str | None, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"def mine({arguments}):\n    return []\n")
     with refused(rf"own\.py:mine .*{named}") if named else nullcontext():
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "answer"])
@@ -89,9 +87,7 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
     TABLES["what_a_reward_does_wrong_while_training_ends_in_a_sentence"],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
-    kind: str, body: str, named: str, tmp_path: Path
-) -> None:
+def test_what_a_reward_does_wrong_is_a_sentence(kind: str, body: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
@@ -134,7 +130,7 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
             load_rewards(names, KNOWN, ["prompt"])
 
 
-def test_a_column_does_not_replace_an_argument_that_a_reward_binds() -> None:
+def test_a_column_replaces_no_bound_argument() -> None:
     rewards = load_rewards(["format"], rewards_in(PAPER), ["prompt", "prompt_format"])
     good = "<reasoning>a</reasoning><answer>b</answer>"
     assert [reward(completions=[good], prompt_format=["x"]) for reward in rewards] == [[10.0]]
@@ -176,7 +172,7 @@ TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 ANSWERED = [*TURNS, {"role": "assistant", "content": "It is 2."}]
 
 
-def test_a_conversation_that_ends_with_its_answer_trains_sft_alone(tmp_path: Path) -> None:
+def test_a_conversation_with_its_answer_trains_sft_alone(tmp_path: Path) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", {"messages": ANSWERED, "answer": "2"}), prompt_column="messages")
     with refused(r"line 1 of .*assistant"):
         load_train(data)

@@ -58,7 +58,7 @@ def test_grpo_against_itself_differs_by_exactly_nothing(checkout: Path, page: st
     assert {*differences} == {"+0.00", "+0.000"}
 
 
-def test_a_comparison_that_is_killed_and_resumed_gives_the_same_page(checkout: Path, page: str) -> None:
+def test_a_killed_and_resumed_comparison_has_the_same_page(checkout: Path, page: str) -> None:
     argv = ["-m", "study", *COMPARED, "--output_dir", "outputs/killed"]
     place = checkout / "outputs/killed"
     process = python(checkout, argv)

@@ -16,7 +16,7 @@ def test_the_interval_and_p_by_hand() -> None:
     assert compare([])["mean"] is None and compare([1.0, 2.0])["half_width"] is None
 
 
-def test_p_of_many_seeds_is_sampled_and_always_the_same() -> None:
+def test_p_of_many_seeds_is_always_the_same() -> None:
     """21 differences of 1: their sum is that of 15 to 21 equal signs, or more extreme; exact by the binomial."""
     differences = [1.0] * 15 + [-1.0] * 6
     exact = 2 * sum(comb(21, k) for k in range(7)) / 2**21

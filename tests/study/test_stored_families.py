@@ -10,7 +10,7 @@ from gtpo.runs.directory import to_argv
 from study.bench import known_comparison, known_comparisons
 
 
-def test_the_runs_of_a_family_are_those_of_its_stored_results() -> None:
+def test_a_family_has_the_runs_of_its_results() -> None:
     """Each arm has the name of its stored runs, and the settings that differ from the base's."""
     every = known_comparisons()
     assert {"published", "plain", "smol"} <= every.keys()

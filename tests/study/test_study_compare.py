@@ -100,7 +100,7 @@ def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
             compared(arms=["grpo", "gtpo", "mine.py:Plain"], set={absent: "1"})
 
 
-def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
+def test_arms_of_a_seed_precede_the_next_seed() -> None:
     runs, evaluations, stored, _ = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4 and stored == 0
     assert [(work.benchmark, len(work.experiments)) for work in evaluations[:2]] == [
@@ -109,7 +109,7 @@ def test_all_arms_of_a_seed_come_before_the_next_seed() -> None:
     ]
 
 
-def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(here: Path) -> None:
+def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
     """Of seeds 1 to 3 the second lacks an arm, and the third is here too, perhaps without its scores."""
     runs = {"grpo-0.3e-3": {seed: run(1) for seed in (1, 2, 3)}, "gtpo-0.3e-3": {seed: run(1) for seed in (1, 3)}}
     condense(results_of(runs), Path("results/mine/wrong-mode"), ["accuracy"])
@@ -126,7 +126,7 @@ def test_a_seed_that_is_stored_is_left_out_unless_a_directory_is_named(here: Pat
     assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
-def test_each_arm_gets_its_best_rate_by_the_same_rule() -> None:
+def test_each_arm_gets_its_best_rate() -> None:
     comparison = compared(rates=["1e-3", "2e-3"], rate_seeds=["7-8"])
     values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
     metrics = {name: {seed: run(value) for seed in (7, 8)} for name, value in values.items()}
@@ -180,7 +180,7 @@ def own(**changes: Any) -> Comparison:
     return compared(**given | changes)
 
 
-def test_a_base_of_your_own_has_the_settings_of_its_preset(here: Path) -> None:
+def test_your_base_has_the_settings_of_its_preset(here: Path) -> None:
     """No rate unless it is given; the benchmark has the columns of the training rows; the plan has its weights."""
     comparison = own()
     [base] = comparison.bases
@@ -203,7 +203,7 @@ def test_a_base_of_your_own_has_the_settings_of_its_preset(here: Path) -> None:
         compared(base=["owner/name"])
 
 
-def test_the_time_of_a_base_of_your_own_is_that_of_its_runs(here: Path) -> None:
+def test_your_base_has_the_time_of_its_runs(here: Path) -> None:
     [base] = own().bases
     metrics = {"grpo-preset": {1: [{"step": step, "step_time": 3.0} for step in (1, 2)]}}
     assert base.timed(results_of(metrics)).minutes_per_100_steps == 5.0
@@ -469,7 +469,7 @@ def test_an_error_names_the_command() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_is_the_only_one_that_is_made_again(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_failed_run_is_made_again(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small scripts instead of training."""
     (sandbox / "gtpo").symlink_to(ROOT / "gtpo")  # the base that is read before the first run
     monkeypatch.setitem(read_experiments()["bases"]["wrong-mode"], "with_measures", False)

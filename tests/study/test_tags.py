@@ -15,7 +15,7 @@ from study.tags import TAG_METRICS, tag_logps, tag_span, tag_spans
 from study.train import with_measures
 
 
-def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:
+def test_a_tag_touches_all_tokens_with_its_parts() -> None:
     assert tag_span(["x <", "ans", "wer>Y"], "<answer>") == (0, 3)
     assert tag_span(["<answer>"], "<answer>") == (0, 1)
     assert tag_span(["a", "<answer>", "b", "<answer>"], "<answer>") == (1, 2)  # the first one
@@ -23,7 +23,7 @@ def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:
     assert tag_span([None, "<answer", None, ">"], "<answer>") == (1, 4)  # ids above the tokenizer's vocabulary
 
 
-def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completions_that_have_it(tiny: Path) -> None:
+def test_ln_pi_is_averaged_where_a_tag_is(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     texts = ["<reasoning>\n2 + 3 = 5\n</reasoning>\n<answer>\n5\n</answer>", "<reasoning>\n5\n<answer>"]
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -60,7 +60,7 @@ def test_the_metrics_of_a_step(build: Any) -> None:
     assert 25 <= float(measured.metrics["guesses"]) < 100
 
 
-def test_the_correction_on_tags_doubles_and_skips_shared_tags_alone(build: Any, tiny: Path) -> None:
+def test_the_correction_on_tags_weights_shared_tags_alone(build: Any, tiny: Path) -> None:
     """A rewarded and a penalized completion are the same; a fifth tag is cut off by the end.
 
     | A | tokens | lambda |

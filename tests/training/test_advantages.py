@@ -114,7 +114,7 @@ def test_gdpo_is_the_other_aggregation_of_trl(of: Any) -> None:
     assert log == found["advantages"].tolist()
 
 
-def test_the_baseline_of_rloo_is_the_mean_of_the_others(of: Any) -> None:
+def test_rloo_subtracts_the_mean_of_the_others(of: Any) -> None:
     found, _ = batch_and_log(of(CannedRLOO))
     sums = [sum(w * r for w, r in zip(WEIGHTS, row, strict=True) if not math.isnan(r)) for row in ROWS]
     scored = [not all(map(math.isnan, row)) for row in ROWS]
@@ -126,7 +126,7 @@ def test_the_baseline_of_rloo_is_the_mean_of_the_others(of: Any) -> None:
     assert found["advantages"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_completion_that_alone_has_a_reward_is_not_trained(of: Any) -> None:
+def test_the_only_rewarded_completion_is_not_trained(of: Any) -> None:
     rows = [[NAN], [2.0], [NAN], [NAN], *[[float(i)] for i in range(8)]]
     for kind in (CannedRLOO, CannedGDPO, CannedGRPO):
         found, _ = batch_and_log(of(kind, rows))
@@ -140,7 +140,7 @@ class Flipped(CannedGTPO):
         return -super().advantages(rewards, group_size)
 
 
-def test_the_conflict_mask_is_that_of_the_advantages_that_are_returned(of: Any) -> None:
+def test_the_conflict_mask_follows_the_returned_advantages(of: Any) -> None:
     rows = [[float(i % 3)] for i in range(GROUP)]
     found, _ = batch_and_log(of(Flipped, rows))
     mask = [

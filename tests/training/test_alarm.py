@@ -64,7 +64,7 @@ def test_a_metric_that_nobody_logs_is_named() -> None:
         feed(CollapseAlarm(metric="acc"), [1.0], [1.0], metric="rewards/accuracy_reward/mean")
 
 
-def test_a_step_on_completions_of_an_earlier_one_is_not_watched() -> None:
+def test_a_step_on_reused_completions_is_not_watched() -> None:
     """It logs no reward: with ``num_iterations`` 2 every second step."""
     alarm = CollapseAlarm()
     control = SimpleNamespace(should_save=False, should_training_stop=False)

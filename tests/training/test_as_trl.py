@@ -90,7 +90,7 @@ def test_a_trainer_without_args_has_the_defaults(method: str, tiny: Path, here: 
         trainer(str(tiny), train_dataset=rows(1.0, 2.0))
 
 
-def test_the_config_has_the_fields_and_defaults_of_the_one_file(tmp_path: Path) -> None:
+def test_the_config_has_the_fields_of_the_file(tmp_path: Path) -> None:
     ours = GTPOConfig(str(tmp_path), **QUIET)
     theirs = gtpo_trl.GTPOConfig(str(tmp_path), **QUIET)
     assert ours.to_dict() == theirs.to_dict()
@@ -127,7 +127,7 @@ trainer.train()
 """
 
 
-def test_a_script_moves_from_the_file_to_the_package_by_its_import(tiny: Path, tmp_path: Path) -> None:
+def test_a_script_moves_to_the_package_by_its_import(tiny: Path, tmp_path: Path) -> None:
     """The same script; it generates with top_k = 1, since the two draw other random numbers."""
     weights = []
     for module in ("examples.gtpo_trl", "gtpo"):
@@ -161,7 +161,7 @@ def test_several_evaluation_sets_have_names_in_the_metrics(method: str, sampling
     assert found["eval_three_reward"] == 8.0 and "eval_three_loss" in found and "eval_loss" not in found
 
 
-def test_the_prefix_of_an_evaluation_is_that_of_its_metrics(sampling: Any) -> None:
+def test_metrics_have_the_prefix_of_their_evaluation(sampling: Any) -> None:
     trainer = sampling("grpo")
     found = trainer.evaluate(rows(1.0, 2.0), metric_key_prefix="test")
     assert found["test_reward"] == 1.5 and {"test_loss", "test_runtime"} <= found.keys()
@@ -209,7 +209,7 @@ def test_predictions_are_metrics_and_leave_training_as_it_is(sampling: Any, tmp_
 
 
 @pytest.mark.parametrize("removes", [True, False])
-def test_a_reward_sees_the_columns_of_training_in_an_evaluation(removes: bool, sampling: Any) -> None:
+def test_a_reward_sees_its_columns_in_an_evaluation(removes: bool, sampling: Any) -> None:
     seen = []
 
     def reward(prompts: list[str], **columns: Any) -> list[float]:

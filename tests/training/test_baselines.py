@@ -88,7 +88,7 @@ UNCLIPPED = {"epsilon": 1e6, "epsilon_high": 1e6}  # GTPO does not clip
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo"])
-def test_dapo_divides_by_the_tokens_of_a_generation_batch_that_serves_two_steps(method: str, train: Any) -> None:
+def test_dapo_divides_by_the_tokens_of_both_steps(method: str, train: Any) -> None:
     settings = {"loss_type": "dapo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     settings |= {"steps_per_generation": 6, "max_steps": 4, "learning_rate": 0.003}  # unclipped, 0.03 diverges
     theirs, _ = train("trl", "trl", **settings, **UNCLIPPED)
@@ -210,7 +210,7 @@ def test_a_completion_at_the_mean_is_penalized_or_skipped(
         ("grpo", {"beta": 0.04}, True),
     ],
 )
-def test_conflict_tokens_of_advantage_zero_learn_from_penalty_and_kl(
+def test_conflict_tokens_of_advantage_zero_learn_from_kl(
     method: str, settings: Values, learns: bool, build: Any
 ) -> None:
     trainer = build(method, **settings)

@@ -57,9 +57,7 @@ def stored_step(directory: Path) -> float:
     return values.pop()
 
 
-def test_the_best_step_is_kept_when_later_steps_are_worse(
-    fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_best_step_outlives_worse_ones(fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     run = fake_training(max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
@@ -74,7 +72,7 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(
     assert stored_step(tmp_path) == 6
 
 
-def test_a_held_out_loss_that_is_no_number_is_not_the_best(fake_training: Any) -> None:
+def test_a_held_out_loss_of_nan_is_not_best(fake_training: Any) -> None:
     run = fake_training(max_steps=8, metric="eval_loss")
     for loss in (float("nan"), 0.5, float("nan"), 0.7):
         run.step(0)
@@ -82,7 +80,7 @@ def test_a_held_out_loss_that_is_no_number_is_not_the_best(fake_training: Any) -
     assert run.callback.best == {"eval_loss": 0.5, "step": 2}
 
 
-def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
+def test_a_best_adapter_after_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     for step, known in ((2, {"accuracy": 30.0, "step": 2}), (5, {})):
         write_json(tmp_path / "best" / "best.json", {"accuracy": 30.0, "step": step})
@@ -120,7 +118,7 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
 
 
-def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(build: Any, tiny: Path, tmp_path: Path) -> None:
+def test_the_saved_adapter_loads_in_peft(build: Any, tiny: Path, tmp_path: Path) -> None:
     trainer = build("grpo", max_steps=1)
     callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
     trainer.add_callback(callback)

@@ -69,7 +69,7 @@ def test_tokens_per_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ['{"step": 4, "lo', '{"step": 2, "lo', "[" * 100_000, ""])
-def test_resume_drops_steps_after_the_checkpoint_and_a_partial_line(torn: str, tmp_path: Path) -> None:
+def test_resume_drops_steps_after_the_checkpoint(torn: str, tmp_path: Path) -> None:
     rows = [{"step": 1, "loss": 0.5}, {"step": 1, "eval_runtime": 2.0}, {"step": 2, "loss": 1.0}]
     text = "".join(json.dumps(row) + "\n" for row in [{"step": 1}, *rows, {"step": 3, "loss": 2.0}])
     (tmp_path / "metrics.jsonl").write_text(text + torn)
@@ -143,9 +143,7 @@ def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: LogCaptureF
     assert caplog.text.count("Connection lost") == 1 and args.report_to == ["tensorboard"]
 
 
-def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
-    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
-) -> None:
+def test_without_a_login_wandb_is_offline(tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture) -> None:
     """One line says how to sync, and there is no prompt."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr("wandb.login", lambda prompt: False)
@@ -158,7 +156,7 @@ def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
     assert not first.settings.use_dot_wandb and first.settings.x_disable_meta
 
 
-def test_if_wandb_init_times_out_the_run_is_logged_offline(
+def test_a_timeout_of_wandb_logs_the_run_offline(
     tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     tried = []

@@ -78,7 +78,7 @@ def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
     )
 
 
-def test_the_copy_in_4_bits_of_a_merged_model_is_that_of_its_adapter(adapter: Path) -> None:
+def test_a_merged_4_bit_copy_is_of_its_adapter(adapter: Path) -> None:
     """A merged model has no adapter_config.json."""
     (merged := adapter.parent / "merged").mkdir()
     settings = settings_of(adapter.parent)
@@ -115,7 +115,7 @@ def test_scores_and_initial_entropy(adapter: Path) -> None:
     assert "accuracy 15.0 -> 35.0 %" in card and "0.250 nats before training, entropy filter on" in card
 
 
-def test_the_quick_start_has_the_system_prompt_of_the_training_rows(adapter: Path) -> None:
+def test_the_quick_start_has_the_trained_system_prompt(adapter: Path) -> None:
     system = 'Say "hi"\\ in\n```\n~~~'
     turns = [{"role": "system", "content": system}, {"role": "user", "content": "?"}]
     card = card_of(adapter, "--chat_template_kwargs", '{"enable_thinking": false}', rows=[{"prompt": turns}])

@@ -72,7 +72,7 @@ def test_a_sampler_in_sync_passes(build: Any, monkeypatch: MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("of_policy", "of_base", "passes"), [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)]
 )
-def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_model(
+def test_rollouts_nearer_to_the_base_stop_the_run(
     of_policy: float, of_base: float, passes: bool, monkeypatch: MonkeyPatch
 ) -> None:
     """Rounding separates the sampler from both; a gap in nats per token."""

@@ -127,7 +127,7 @@ def test_a_failed_upload_error_names_the_adapter_directory(
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
 
 
-def test_the_reference_adapter_of_the_kl_term_is_not_published(build: Any, tmp_path: Path) -> None:
+def test_the_reference_adapter_is_not_published(build: Any, tmp_path: Path) -> None:
     trainer = build("grpo", "run", beta=0.04)
     trainer.save_model(str(tmp_path / "as_trl_saves"))
     assert (tmp_path / "as_trl_saves" / "ref").is_dir()

@@ -117,7 +117,7 @@ def test_the_initial_entropy_is_measured_once_before_training(rows: int, build: 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["data", "stream"])
 @pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "shuffled"])
-def test_the_initial_entropy_is_that_of_the_first_rows_of_training(
+def test_the_initial_entropy_is_of_the_first_rows(
     shuffles: bool, streams: bool, build: Any, monkeypatch: MonkeyPatch
 ) -> None:
     """Of the same rows as in the package, which are not the first ones of the data."""
@@ -148,7 +148,7 @@ def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(build: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_entropy_and_weights(build: Any, tmp_path: Path) -> None:
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 4}
     settings |= {"gtpo": {"initial_entropy": None, "entropy_filter": "auto", "entropy_threshold": 5.05}}
     trainer = build("gtpo_trl", "run", **settings)
@@ -161,7 +161,7 @@ def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(build: Any, tmp
     assert_same(found, expected)
 
 
-def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_a_prompt_is_measured_once_untrained(build: Any, monkeypatch: MonkeyPatch) -> None:
     trainer = build("gtpo_trl", gtpo={"initial_entropy": None})
     with monkeypatch.context() as patch:  # three processes have nine rows of eight prompts
         patch.setattr(Accelerator, "num_processes", 3)

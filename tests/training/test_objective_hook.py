@@ -53,7 +53,7 @@ def add(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda trainer, method: monkeypatch.setitem(TRAINERS, method, trainer)
 
 
-def test_an_objective_that_adds_a_metric_trains_the_same_tokens(add: Any, build: Any) -> None:
+def test_an_added_metric_trains_the_same_tokens(add: Any, build: Any) -> None:
     add(Watched, "mine")
     watched = build("mine", "mine", **STEPS)
     weights = weight_changes(watched)
@@ -125,9 +125,7 @@ def test_what_an_objective_returns_is_checked(returned: str, add: Any, build: An
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_the_line_is_that_of_the_user_where_another_class_wraps_the_objective(
-    raises: bool, add: Any, build: Any
-) -> None:
+def test_an_error_names_the_users_line(raises: bool, add: Any, build: Any) -> None:
     """As study/train.py does."""
 
     class Mine(CannedGRPO):

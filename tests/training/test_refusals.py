@@ -133,7 +133,7 @@ class First(OfTRL, GRPOTrainer):
         (GTPOTrainer, None),
     ],
 )
-def test_an_override_of_a_loss_that_is_never_called_is_refused(
+def test_an_overridden_loss_without_effect_is_refused(
     trainer: Any, said: str | None, tiny: Path, tmp_path: Path
 ) -> None:
     rows = Dataset.from_dict({"prompt": ["a"] * 8})
@@ -222,7 +222,7 @@ def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeyp
         ("model", SimpleNamespace(peft_config={"default": PromptTuningConfig()})),
     ],
 )
-def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(name: str, value: Any, tmp_path: Path) -> None:
+def test_what_the_loss_would_ignore_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     expected = "PromptTuningConfig" if name in ("peft_config", "model") else name
     with refused(expected):
         GTPOTrainer(reward_funcs=[], args=config(tmp_path), **{"model": "no model is loaded", name: value})

@@ -57,7 +57,7 @@ def test_a_resumed_run_trains_on_its_stored_batch(
     assert lines(tmp_path / "run") == logged and len(logged) == 5
 
 
-def test_the_batch_is_that_of_the_checkpoint_in_another_directory(train: Any) -> None:
+def test_the_batch_is_that_of_the_checkpoint(train: Any) -> None:
     expected = train("run", num_iterations=2)
     train("other", num_iterations=2, seed=7)
     found = train("other", 1, "run", num_iterations=2)

@@ -97,7 +97,7 @@ def test_the_defaults_are_accepted(trainer: str, tmp_path: Path) -> None:
     check(trainer, config(trainer, tmp_path))
 
 
-def test_the_defaults_of_a_config_class_of_unsloth_are_accepted(tmp_path: Path) -> None:
+def test_the_defaults_of_unsloths_config_are_accepted(tmp_path: Path) -> None:
     class UnslothGRPOConfig(GRPOConfig):
         def __init__(self, *args: Any, data_seed: int | None = 3407, eval_accumulation_steps: int = 2, **more: Any):
             super().__init__(*args, data_seed=data_seed, eval_accumulation_steps=eval_accumulation_steps, **more)
@@ -126,7 +126,7 @@ CASES = {name: [settings, {}] for name, settings in TABLES["weights"].items()} |
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), CASES.items(), ids=CASES)
-def test_a_setting_of_the_loss_or_the_optimizer_changes_the_weights(name: str, case: Any, weights: Any) -> None:
+def test_a_setting_of_the_loss_changes_the_weights(name: str, case: Any, weights: Any) -> None:
     settings, without = case
     assert name in settings
     assert not torch.equal(weights(settings), weights(without))

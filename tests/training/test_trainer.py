@@ -99,7 +99,7 @@ def test_micro_batches_do_not_change_the_logged_kl(build: Any) -> None:
     assert logged[1] == pytest.approx(logged[0], rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_a_non_finite_loss_stops_all_processes(build: Any, monkeypatch: MonkeyPatch) -> None:
     trainer = build("grpo")
     batch, gather = batch_of(trainer), trainer.accelerator.gather
 
@@ -122,7 +122,7 @@ def test_a_completion_ends_at_its_first_end_token(build: Any, monkeypatch: Monke
     assert trainer._sample([[5, 6], [5]]) == [drawn[0, :2].tolist(), [7, 7, 7]]
 
 
-def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(build: Any) -> None:
+def test_the_samplers_gap_is_of_the_sampling_weights(build: Any) -> None:
     trainer = build("grpo")
     batch = batch_of(trainer)
     sampled = trainer._logps_and_entropy(trainer.model, batch)[0].detach() - 1.0
@@ -151,7 +151,7 @@ def test_quantiles_of_the_gap_and_the_kept_mass(build: Any) -> None:
         assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
-def test_the_switch_of_unsloth_is_on_in_the_loss_alone(build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_unsloths_switch_is_on_in_the_loss_alone(build: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("UNSLOTH_RETURN_HIDDEN_STATES", raising=False)
     trainer = build("grpo")
     seen = []
@@ -208,9 +208,7 @@ SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
     ],
     ids=lambda config: config.model_type,
 )
-def test_a_family_whose_logits_are_others_is_refused_at_the_first_batch(
-    config: Any, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_family_with_other_logits_is_refused(config: Any, tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     config.update({"vocab_size": len(tokenizer), "pad_token_id": 0})
     torch.manual_seed(0)
@@ -224,7 +222,7 @@ def test_a_family_whose_logits_are_others_is_refused_at_the_first_batch(
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1.02), (torch.bfloat16, 1.1)])
-def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, scale: float, build: Any) -> None:
+def test_the_check_of_the_head_allows_rounding(dtype: torch.dtype, scale: float, build: Any) -> None:
     trainer = build("grpo")
     trainer.model.to(dtype)
     batch = batch_of(trainer)
@@ -238,7 +236,7 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
-def test_the_second_process_gets_its_own_rows_of_the_group(method: str, build: Any, monkeypatch: MonkeyPatch) -> None:
+def test_the_second_process_gets_its_own_rows(method: str, build: Any, monkeypatch: MonkeyPatch) -> None:
     """Both ranks one after the other: what the first one gathers comes first in what the second one does."""
     half = GROUP // 2
     settings = {"per_device_train_batch_size": half, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
@@ -292,7 +290,7 @@ def test_rewards_in_another_unit_give_the_same_groups(method: str, scaled: str, 
 
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
-def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, build: Any) -> None:
+def test_a_groups_mean_is_of_weighted_rewards(method: str, build: Any) -> None:
     def rising(**kwargs: Any) -> list[float]:
         return [1.0, 2.0, 3.0] * (GROUP // 3)
 
@@ -339,7 +337,7 @@ def test_a_step_on_two_prompts_has_two_conflict_masks(is_training: bool, method:
 
 
 @pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
-def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(method: str, build: Any) -> None:
+def test_without_a_reward_other_advantages_stay(method: str, build: Any) -> None:
     """With None as 0 the mean of the other rewards, 4/3, would be 1, and two of them at the mean."""
 
     def reward(completions: Any, **kwargs: Any) -> list[float | None]:
@@ -354,9 +352,7 @@ def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(met
 
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 @pytest.mark.parametrize("way", ["sum_then_normalize", "normalize_then_sum"])
-def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
-    way: str, method: str, build: Any
-) -> None:
+def test_summed_rewards_at_the_mean_have_no_advantage(way: str, method: str, build: Any) -> None:
     """The sum of the first completion is the mean of the sums; each of its two rewards is not a mean."""
     columns = [0.0] * (GROUP - 1) + [3.6], [0.3, *[0.0] * (GROUP - 2), -0.3]  # 3e-8 from it, rounded
     rewards = [lambda completions, values=values, **_: values for values in columns]
@@ -389,7 +385,7 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(
 
 
 @pytest.mark.parametrize("shuffles", [True, False])
-def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
+def test_the_initial_entropy_is_of_the_first_prompts(
     shuffles: bool, unmeasured: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     trainer = unmeasured(shuffle_dataset=shuffles, seed=7)
@@ -421,9 +417,7 @@ def test_the_initial_entropy_is_scored_in_micro_batches(unmeasured: Any) -> None
     assert measured[3] == pytest.approx(measured[GROUP], abs=1e-6)
 
 
-def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
-    unmeasured: Any, monkeypatch: MonkeyPatch
-) -> None:
+def test_processes_share_the_prompts_of_the_initial_entropy(unmeasured: Any, monkeypatch: MonkeyPatch) -> None:
     """Eight prompts, three processes: the last prompt is sampled twice, and counts once."""
     trainer, module = unmeasured(seed=7), "gtpo.training.initial_entropy"
     seeds: list[int] = []
@@ -452,9 +446,7 @@ def test_vllm_samples_the_initial_entropy_in_one_call(
 
 
 @pytest.mark.parametrize("text", ["", '{"initial_entropy": 0.', "[0.5]", '{"prompts": 100}'])
-def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_policy(
-    text: str, unmeasured: Any, tmp_path: Path
-) -> None:
+def test_a_resumed_run_reads_the_initial_entropy(text: str, unmeasured: Any, tmp_path: Path) -> None:
     trainer = unmeasured()
     trainer.state.global_step = 1
     with pytest.raises(FileNotFoundError, match="initial_entropy"):
@@ -470,7 +462,7 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     ("gtpo", "is_on"),
     TABLES["the_branch_of_the_entropy_filter_is_stored_and_shown"],
 )
-def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
+def test_the_branch_of_the_filter_is_stored(
     gtpo: dict[str, Any],
     is_on: bool,
     build: Any,
@@ -490,9 +482,7 @@ def test_the_branch_of_the_entropy_filter_is_stored_and_shown(
     assert first == second and first.endswith("on" if is_on else "off")
 
 
-def test_an_initial_entropy_that_is_not_finite_stops_the_run(
-    unmeasured: Any, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_non_finite_initial_entropy_stops_the_run(unmeasured: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = unmeasured()
     monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5, math.nan])
     with pytest.raises(RunError):
