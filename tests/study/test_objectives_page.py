@@ -42,10 +42,15 @@ def test_the_page_of_the_objectives(here: Path) -> None:
     assert write_objectives() == [PAGE, FIGURE] and FIGURE.stat().st_size > 10_000
     lines = PAGE.read_text().splitlines()
     assert fmean(seed % 2 - 0.5 for seed in known_comparison("objectives").seeds) == 0
-    assert "| GDPO | **+3.00 ± 0.24** | **+3.00 ± 0.24** | **+3.00 ± 0.24** |" in lines
-    assert "| GSPO | = GRPO | = GRPO | **-2.00 ± 0.24** |" in lines
-    assert "| CISPO | = DAPO | = DAPO | +0.00 ± 0.24 |" in lines
-    (gdpo,) = (line for line in lines if line.startswith("| GDPO ([2601.05242]"))
-    assert gdpo.endswith("| several rewards are learned better | higher |")
+    (decided,) = (line for line in PAGE.read_text().split("\n\n") if line.startswith("**Decided**"))
+    assert " ".join(decided.split()).endswith(
+        "one update, wrong-mode: GDPO higher; one update, missing-50: GDPO higher; "
+        "four updates, wrong-mode: GSPO lower, GDPO higher."
+    )
+    table = {line.split("|")[1].strip().split("]")[0].strip("["): line for line in lines if line.count("|") == 6}
+    assert "| **+3.00 ± 0.24** | **+3.00 ± 0.24** | **+3.00 ± 0.24** | learns several rewards better |" in table["GDPO"]
+    assert "| = GRPO | = GRPO | **-2.00 ± 0.24** |" in table["GSPO"]
+    assert "| = DAPO | = DAPO | +0.00 ± 0.24 |" in table["CISPO"]
+    assert table["correction on tags"].endswith("| +0.00 ± 0.24 | |")
     (measured,) = (line for line in lines if line.startswith("| GDPO | 20 |"))
     assert measured.startswith("| GDPO | 20 | 73.00 (+3.00 ± 0.24) | 73.00 (+3.00 ± 0.24) | 90.00 (+0.00 ± 0.00) |")
