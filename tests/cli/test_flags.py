@@ -100,6 +100,8 @@ def test_the_help_of_an_evaluation_has_its_own_texts() -> None:
 def inputs(here: Path) -> Path:
     """The working directory with data, a reward, a directory of another program."""
     (here / "two.csv").write_text("prompt,answer\n1 + 1?,2\n2 + 2?,4\n")
+    (here / "prompts.csv").write_text("prompt\n1 + 1?\n")
+    (here / "mine.py").write_text("")
     (here / "broken.jsonl").write_text("[1]\n")
     rows = [{"task": "1 + 1?"}] * 1100 + [{"task": "1 + 1?", "late": "2", "answer": "2"}]
     write_lines(here / "long.jsonl", rows)
