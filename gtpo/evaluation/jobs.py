@@ -176,12 +176,8 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
-    how = Sampling(
-        k=flags.k,
-        temperature=flags.temperature,
-        top_p=flags.top_p,
-        seed=flags.seed,
-        max_new_tokens=flags.max_new_tokens,
+    how = replace(
+        Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])}),
         batch_size=None if backend == "vllm" else flags.batch_size,
         load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated),
     )
