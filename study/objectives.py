@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gtpo.files import write_atomically
 from gtpo.reports.curves import add_legend, grid
-from study import Row
+from study import Row, Values
 from study.bench import Arm, Base, known_comparison
 from study.compare import every_found, page_values, primary_rows, table_of
 from study.rendering import render
@@ -22,6 +22,7 @@ class Condition(NamedTuple):
     title: str
     base: Base
     rows: dict[str, Row]  # arm -> its primary difference from GRPO
+    rates: Values  # arm -> its learning rate
 
 
 def conditions_of(name: str, updates: str) -> tuple[list[Condition], Row]:
@@ -30,9 +31,9 @@ def conditions_of(name: str, updates: str) -> tuple[list[Condition], Row]:
     every = every_found(comparison)
     primary = primary_rows(comparison, every)
     found = []
-    for base in comparison.bases:
-        rows = {row["arm"].name: row for row in primary if row["where"] == base.name}
-        found.append(Condition(f"{updates}, {base.name}", base, rows))
+    for of_base in every:
+        rows = {row["arm"].name: row for row in primary if row["where"] == of_base.base.name}
+        found.append(Condition(f"{updates}, {of_base.base.name}", of_base.base, rows, of_base.rates))
     tables = [table_of(comparison, each) for each in every]
     return found, page_values(comparison, tables)
 
@@ -46,7 +47,8 @@ def write_objectives() -> list[Path]:
         return []
     arms = off_values["comparison"].arms[1:]
     draw(conditions, arms, FIGURE)
-    values = {**off_values, "conditions": conditions, "arms": arms}
+    labels = {arm.name: arm.label for arm in off_values["comparison"].arms}
+    values = {**off_values, "conditions": conditions, "arms": arms, "labels": labels}
     write_atomically(PAGE, render("objectives.template.md", values))
     return [PAGE, FIGURE]
 
