@@ -157,6 +157,16 @@ def test_a_completion_does_not_depend_on_the_others() -> None:
     assert 0 < ended < len(rows)
 
 
+def test_finished_rows_leave_the_cache_at_once() -> None:
+    """Each layer frees their keys when it selects, not at its next token: of all layers together that is a cache."""
+    layer = generation._RoomyLayer(room=8)
+    layer.update(torch.randn(3, 2, 5, 4), torch.randn(3, 2, 5, 4))
+    kept = layer.keys[[0, 2]].clone()
+    layer.batch_select_indices(torch.tensor([0, 2]))
+    assert layer.keys.equal(kept) and layer.values.shape == (2, 2, 5, 4)
+    assert layer.keys.untyped_storage().data_ptr() == layer.buffers[0].untyped_storage().data_ptr()
+
+
 @mark.parametrize(
     "changed",
     [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"temperature": 0.2}],
