@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from helpers.results import results_of
+from helpers.scripts import ROOT
 
+from study import objectives
 from study.bench import Comparison, known_comparison
 from study.objectives import FIGURE, PAGE, write_objectives
 from study.storage import condense
@@ -54,3 +56,12 @@ def test_the_page_of_the_objectives(here: Path) -> None:
     assert table["correction on tags"].endswith("| +0.00 ± 0.24 | |")
     (measured,) = (line for line in lines if line.startswith("| GDPO | 20 |"))
     assert measured.startswith("| GDPO | 20 | 73.00 (+3.00 ± 0.24) | 73.00 (+3.00 ± 0.24) | 90.00 (+0.00 ± 0.00) |")
+
+
+@pytest.mark.slow
+def test_the_stored_page_is_that_of_the_stored_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(objectives, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(objectives, "FIGURE", tmp_path / "figure.png")
+    page, _ = write_objectives()
+    assert page.read_text() == (ROOT / PAGE).read_text()
