@@ -107,7 +107,8 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
     """All arms of a seed before the next seed; of an arm without a rate the runs that choose it.
 
     A run that is stored in results/ is left out, unless ``--output_dir`` names a place to repeat it, or it makes no
-    pair with one of its seed that is missing: it is of another machine or trainer, and made again.
+    pair with one of its seed that is missing: it is of another machine or trainer, and made again. An arm without a
+    rate misses every seed.
     """
     runs: list[Experiment] = []
     evaluations = []
@@ -125,7 +126,8 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
                 every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
         missing = [run for run in every if (run.name, run.seed) not in condensed or run.run.path.exists()]
-        incomplete = {run.seed for run in missing}.intersection(seeds)
+        has_all_rates = all(arm.name in found.rates for arm in comparison.arms)
+        incomplete = {run.seed for run in missing}.intersection(seeds) if has_all_rates else set(seeds)
         others = [run for run in every if run not in missing and run.seed in incomplete]
         whys = {run: why_unlike(found.origins.get(run.label), here) for run in others}
         again += sorted({f"{run.name} is run again: stored runs are {why}" for run, why in whys.items() if why})

@@ -270,6 +270,23 @@ def test_your_arm_is_compared_with_the_stored_runs(
         comparison_of(parser().parse_args(["compare", "mine", "--arms", "mine.py:Mine", "--plan"]))
 
 
+def test_an_arm_without_a_rate_says_what_runs_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its rate is chosen: the stored runs of another machine make no pair with the seeds that it will have."""
+    given = TWO | {"seeds": [1, 2, 3], "rates": ["0.3e-3", "0.6e-3"], "rate_seeds": [7]}
+    monkeypatch.setitem(read_experiments()["comparisons"], "mine", given)
+    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
+    place = Path("results/mine/wrong-mode")
+    stored = {"grpo-0.3e-3": {seed: run(40) for seed in (1, 2, 3, 7)}, "grpo-0.6e-3": {7: run(30)}}
+    condense(results_of(stored), place, ["accuracy", "formatting", "entropy"])
+    comparison = known_comparison("mine", None, ["grpo", "mine.py:Mine"])
+    for machine, count in (("linux", 2), ("mac", 5)):  # two rates of Mine, and GRPO's three seeds
+        origins = {f"grpo-0.3e-3-s{seed}": origin(revision="b", machine=machine) for seed in (1, 2, 3, 7)}
+        (place / "origins.json").write_text(json.dumps(origins))
+        works = works_of(comparison, comparison.seeds)
+        assert len(works.runs) == count
+        assert len(works.again) == (machine == "mac")
+
+
 def test_the_table_row_of_an_arm(here: Path) -> None:
     """41, 42 and 43 minus 40: 2 ± 2.48 by hand (t = 4.303); the step takes 2 s and 3 s."""
     comparison = compared(measures=["formatting late"], primary=[])
