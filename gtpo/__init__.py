@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
-    from gtpo.training.callbacks import CollapseAlarm as CollapseAlarm
+    from gtpo.training.alarm import CollapseAlarm as CollapseAlarm
     from gtpo.training.record import Measured as Measured
     from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
     from gtpo.training.trainer import GTPOConfig as GTPOConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
-    "CollapseAlarm": "gtpo.training.callbacks",
+    "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }

@@ -11,7 +11,7 @@ from gtpo.errors import RunError
 from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
 from gtpo.training.batch import Batch, Metrics, Trainer
-from gtpo.training.callbacks import non_finite_error
+from gtpo.training.faults import non_finite_error
 
 HEAD_TOKENS = 64  # of one completion
 TF32 = 2**-10  # its rounding, of float32 products on a GPU

@@ -15,7 +15,7 @@ from gtpo.files import read_regular, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Row, Trainer, isolated_rng, padded_batch
-from gtpo.training.callbacks import non_finite_error
+from gtpo.training.faults import non_finite_error
 from gtpo_loss import completion_entropy, filter_is_on
 
 logger = logging.getLogger(__name__)

@@ -25,16 +25,12 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
 from gtpo.runs.script import training_begins
 from gtpo.runs.start import check_run, start_run
-from gtpo.training.callbacks import (
-    BestAdapter,
-    CollapseAlarm,
-    CompleteCheckpoints,
-    MetricsWriter,
-    StopOnNonFinite,
-    StopOnSignal,
-    restore_metrics,
-)
+from gtpo.training.alarm import CollapseAlarm
+from gtpo.training.best_adapter import BestAdapter
+from gtpo.training.checkpoints import CompleteCheckpoints
 from gtpo.training.export import save_adapter
+from gtpo.training.faults import StopOnNonFinite, StopOnSignal
+from gtpo.training.metrics_writer import MetricsWriter, restore_metrics
 from gtpo.training.refusals import check_embeddings, check_unused
 
 logger = logging.getLogger(__name__)

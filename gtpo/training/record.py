@@ -9,9 +9,9 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.training.batch import Batch, Ids, Metrics, Rollouts, Row, Trainer, log_metrics
-from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts
+from gtpo.training.faults import non_finite_error
 
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean

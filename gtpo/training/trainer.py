@@ -33,9 +33,9 @@ from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_p
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.advantages import group_advantages
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
-from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check
 from gtpo.training.diagnosis import clip_ratios
+from gtpo.training.faults import check_rewards, non_finite_error
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, Tr
 from gtpo.arguments import ModelArguments
 from gtpo.models.load import build_policy
 from gtpo.runs.directory import RunDirectory
-from gtpo.training import callbacks
-from gtpo.training.callbacks import BestAdapter
+from gtpo.training import best_adapter
+from gtpo.training.best_adapter import BestAdapter
 
 TABLES = tables_of(__file__)
 
@@ -58,7 +58,7 @@ def stored_step(directory: Path) -> float:
 
 
 def test_the_best_step_outlives_worse_ones(fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
+    monkeypatch.setattr(best_adapter, "BEST_WINDOW", 2)
     run = fake_training(max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
         run.step(accuracy)
@@ -106,7 +106,7 @@ def test_a_short_run_averages_an_eighth_of_its_steps(
 def test_a_resumed_run_restores_its_window_and_best_step(
     fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
+    monkeypatch.setattr(best_adapter, "BEST_WINDOW", 2)
     rows = [{"step": 1, "accuracy": 10.0}, {"step": 2, "accuracy": 50.0}]
     write_json(fake_run(tmp_path, rows=rows, saved=["best"]).best / "best.json", {"accuracy": 30.0, "step": 2})
     run = fake_training(max_steps=100)

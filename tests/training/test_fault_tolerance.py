@@ -42,8 +42,9 @@ from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import checked_reward
 from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
-from gtpo.training import callbacks
-from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
+from gtpo.training import faults
+from gtpo.training.checkpoints import CompleteCheckpoints
+from gtpo.training.faults import StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 
 
@@ -247,7 +248,7 @@ def test_too_little_memory_names_the_batch_size(tracked: Any, monkeypatch: Monke
 def test_a_non_finite_gradient_elsewhere_stops_this_process(tracked: Any, monkeypatch: MonkeyPatch) -> None:
     trainer = tracked("gtpo")
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    monkeypatch.setattr(callbacks, "any_process", lambda here, device: True)
+    monkeypatch.setattr(faults, "any_process", lambda here, device: True)
     with pytest.raises(RunError, match="gradient"):
         trainer.train()
     assert all(map(torch.equal, before, trainer.model.parameters()))

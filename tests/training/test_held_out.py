@@ -31,8 +31,8 @@ from gtpo.reports.summary import find_problems, held_out_text, scores
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.batch import isolated_rng
-from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches
+from gtpo.training.metrics_writer import MetricsWriter
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 TABLES = tables_of(__file__)

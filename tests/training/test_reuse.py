@@ -10,7 +10,7 @@ from helpers.canned import trained_weights
 from helpers.runs import metrics_of
 
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.callbacks import MetricsWriter
+from gtpo.training.metrics_writer import MetricsWriter
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "entropy", "filtered_fraction", "completion_length")
 REUSE = {

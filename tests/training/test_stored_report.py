@@ -23,7 +23,7 @@ from gtpo.prompts import to_messages
 from gtpo.reports.html import read_group, write_report
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import padded_batch
-from gtpo.training.callbacks import MetricsWriter
+from gtpo.training.metrics_writer import MetricsWriter
 
 
 @fixture(scope="module")

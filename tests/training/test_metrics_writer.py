@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.callbacks import MetricsWriter
+from gtpo.training.metrics_writer import MetricsWriter
 
 ARGS = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=6, num_generations=6)
 ARGS.gradient_accumulation_steps = 2
