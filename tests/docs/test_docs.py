@@ -54,6 +54,13 @@ def test_the_paper_map_names_functions_that_exist() -> None:
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
 
+@mark.parametrize("page", [page for page in PAGES if page not in PAST], ids=lambda page: page.name)
+def test_a_function_stands_in_the_file_beside_it(page: Path) -> None:
+    """`save_adapter` (`gtpo/training/export.py`)."""
+    for name, file in re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`\)", page.read_text()):
+        assert re.search(rf"\b(def|class) {name.split('.')[-1]}\b", (ROOT / file).read_text()), (name, file)
+
+
 def test_the_simulated_drift_is_that_of_the_page() -> None:
     """With fewer groups: the standard error is 0.002."""
     page = (ROOT / "docs/method.md").read_text()
