@@ -5,12 +5,9 @@ command line. A YAML key is a flag without its dashes: one parser checks both, a
 names it.
 """
 
-import argparse
 import copy
-import json
 import logging
 import os
-import shlex
 import time
 from collections.abc import Sequence, Set
 from contextlib import suppress
@@ -19,90 +16,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtpo.arguments import (
-    ModelArguments,
-    PromptArguments,
-    RunArguments,
-    Settings,
-    Values,
-    alias_of,
-    fields_of,
-    name_of,
-    stored_prompt,
-)
-from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, refuse_unknown, similar, spelled_out
+from gtpo.arguments import PromptArguments, Settings, Values, alias_of, fields_of, name_of, stored_prompt
+from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
+from gtpo.cli.parser import OF_VLLM, parser_of, read_settings, read_values
 from gtpo.cli.presets import Preset
+from gtpo.cli.start import Start, drop_remote_settings, find_start, start_from
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
-from gtpo.models.backend import (
-    check_driver,
-    choose_training_backend,
-    gpu_is_available,
-    load_backend,
-    plans_unsloth,
-)
+from gtpo.models.backend import check_driver, choose_training_backend, gpu_is_available, load_backend, plans_unsloth
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.models.memory import derived_micro_batch, scale_of
 from gtpo.processes import limit_openmp_spinning
-from gtpo.runs.directory import (
-    OUTPUTS,
-    REMOTE_SETTINGS,
-    RunDirectory,
-    check_base,
-    existing_run,
-    find_adapter,
-    method_of,
-    to_argv,
-)
+from gtpo.runs.directory import OUTPUTS
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
-TRUE = ["yes", "true", "t", "y", "1"]  # as HfArgumentParser
-REMOVED = {  # settings of earlier revisions -> the value of stored runs that changed nothing
-    "early_stopping_patience": None,
-    "positive_advantage_weight": 1.0,
-    "negative_advantage_weight": 1.0,
-}
-TEXTS = {"model", "dataset", "tags", "system_prompt", "chat_template", "output_dir", "run_name"}  # no list in a file
-COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "changed_reward", "regrade", "compare"}
-_OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}
-DERIVED = (  # from other settings, unless given
-    "output_dir",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "per_device_eval_batch_size",
-    *_OF_VLLM,
-)
 _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
     "top_k",  # 0 and -1: every token
     "gradient_checkpointing_kwargs",  # {"use_reentrant": True}
     "dataset_num_proc",  # the number of cores
 }
-
-
-@dataclass(frozen=True)
-class Start:
-    """What decides how everything else is read, before TRL is imported.
-
-    ``config`` is the file of ``--config``, else that of the resumed ``run``, with its ``settings``; ``of_run``: a run
-    has stored it, perhaps a stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run,
-    with its prompt.
-    """
-
-    model: str
-    backend: str
-    dry_run: bool
-    run: RunDirectory | None
-    config: str | None
-    settings: Values
-    of_run: bool
-    adapter: Path | None
-    stored: Values
 
 
 @dataclass(frozen=True)
@@ -166,7 +104,7 @@ def _check_inputs(method: str, start: Start, given: Values) -> None:
 def parse(line: CommandLine, classes: Classes) -> Settings:
     """The settings of a training run from preset, ``--config`` and command line; the last class is TRL's config."""
     method = line.method
-    parser = _parser(classes)
+    parser = parser_of(classes)
     if HELP_ALL in line.words:
         print_all(parser, _help_preset(line))
     start = line.start
@@ -175,23 +113,23 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
         check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
     of_preset = preset.values_for(*scale_of(start.model)) if preset.name == "own" else preset.values()
-    parser.set_defaults_with_config(**_read_settings(parser, preset.path, of_preset))
-    plain = _read(parser, [])
+    parser.set_defaults_with_config(**read_settings(parser, preset.path, of_preset))
+    plain = read_values(parser, [])
     parser.set_defaults_with_config(**_of_this_machine(start, of_preset))
-    of_file = _read_settings(parser, start.config, start.settings)
+    of_file = read_settings(parser, start.config, start.settings)
     if start.of_run:
-        _drop_remote_settings(of_file, plain, named, str(start.config))
+        drop_remote_settings(of_file, plain, named, str(start.config))
     given = {*of_file, *named}
     if "num_train_epochs" in given and "max_steps" not in given:
         of_file["max_steps"] = -1  # that of the preset would end the run before
     parser.set_defaults_with_config(**of_file)
-    values = _read(parser, line.words)
+    values = read_values(parser, line.words)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
     prompt = stored_prompt(start.stored)
     values |= {name: prompt[name] for name in prompt.keys() - named}
     if start.adapter:
-        values |= _start_from(start.adapter, start.stored, named)
+        values |= start_from(start.adapter, start.stored, named)
     changed = {name for name, value in values.items() if value != plain[name]}
     _derive(method, preset, start, values, named)
     return _build_settings(method, classes, values, frozenset(changed))
@@ -201,13 +139,13 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     """The settings ``cls`` of an evaluation from ``--config`` and the command line, and the names that are given."""
     argv = spelled_out(argv)
     flags = flags_on(argv)
-    parser = _parser([cls])
+    parser = parser_of([cls])
     if HELP_FLAGS & set(argv):
         print_all(parser, {})
     config = flags.get("config")
-    of_file = {} if config is None else _read_settings(parser, config, read_yaml(config))
+    of_file = {} if config is None else read_settings(parser, config, read_yaml(config))
     parser.set_defaults_with_config(**of_file)
-    values = _read(parser, argv)
+    values = read_values(parser, argv)
     return cls(**values), {*flags, *of_file}
 
 
@@ -236,68 +174,6 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     return Preset(method, name, "gpu" if on_gpu else "cpu")
 
 
-def find_start(method: str, flags: Flags) -> Start:
-    """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
-    run = find_run(method, flags)
-    config = flags.get("config")
-    of_run = False
-    if config is not None:
-        beside = RunDirectory(Path(config).parent)
-        of_run = beside.is_ours and beside.config == Path(config)
-    elif run:
-        of_run = True
-        config = str(run.config)
-    stored = {} if config is None else read_yaml(config)
-    for key, value in stored.items():
-        if name_of(key) in TEXTS and isinstance(value, list | dict):
-            raise UsageError(f"{config}: {key} is a {type(value).__name__}: expected one text.")
-    for name in sorted({"objective", "reward"} - flags.keys()):
-        words = stored.get(name) or []
-        if isinstance(words, str):
-            words = [words]
-        code = [word for word in words if word not in ("format", "accuracy")]
-        if code:
-            again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
-            raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
-    given = {name: value for name, value in {**stored, **flags}.items() if value}
-    objective = given.get("objective")
-    if objective and method != "grpo":
-        raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
-    model = given.get("model", ModelArguments.model)
-    adapter = find_adapter(model)
-    of_prompt = stored if of_run else {}
-    if adapter:
-        of_prompt = RunDirectory(adapter.parent).read_config()
-        model = of_prompt["model"]
-    backend = given.get("backend", ModelArguments.backend)
-    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return Start(model, backend, dry_run, run, config, stored, of_run, adapter, of_prompt)
-
-
-def find_run(method: str, flags: Flags) -> RunDirectory | None:
-    """The run that ``--resume`` names; alone that of ``--output_dir``, or of ``--config``. None: a new run."""
-    if "resume" not in flags:
-        return None
-    output_dir = flags.get("output_dir")
-    name = flags["resume"]
-    if name not in (None, "auto"):
-        run = existing_run(str(name))
-        if output_dir and run.path != Path(output_dir):
-            raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {output_dir}.")
-    elif output_dir:
-        run = RunDirectory(output_dir)
-        if not run.config.is_file():
-            return None  # the same command again, before the run has begun
-    elif flags.get("config"):
-        return None
-    else:
-        raise UsageError("--resume names no run: add its directory, --resume outputs/RUN.")
-    of = method_of(run)
-    if of != method:
-        raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
-    return run
-
-
 def _of_this_machine(start: Start, of_preset: Values) -> Values:
     """Settings that adapt those of a preset to this machine; --config and the command line override them."""
     import torch
@@ -315,112 +191,9 @@ def _of_this_machine(start: Start, of_preset: Values) -> Values:
     return adapted
 
 
-def _start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
-    """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
-    check_base(adapter)
-    logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
-    shape = ("lora_rank", "lora_target_modules")
-    for name in named & {*shape}:
-        raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
-    return {name: stored[name] for name in (*shape, "model")} | {"initial_adapter": str(adapter)}
-
-
-def _drop_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> None:
-    """Drop, in place, the settings of a run that send something elsewhere: they come from the command line."""
-    left_out = {}
-    for name in REMOTE_SETTINGS:
-        if stored.get(name) not in (None, False, "none", plain.get(name)):
-            value = stored.pop(name)
-            if name not in named:
-                left_out[name] = value
-    if left_out:
-        again = shlex.join(to_argv(left_out))
-        if left_out.keys() & {"vllm_server_base_url", "vllm_server_host"}:
-            raise UsageError(f"{config} names a vLLM server: if it is yours, add {again}.")
-        logger.warning("not taken from %s: if the run is yours, add %s", config, again)
-
-
 def _help_preset(line: CommandLine) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
     return preset_for(line.method, line.flags.get("model") or "tiny", dry_run=True).values()
-
-
-# The parser
-
-
-def _parser(classes: Classes) -> Any:
-    """A flag for each field of some dataclasses, in the groups that they name."""
-    from trl import TrlParser
-
-    parser = TrlParser(
-        classes,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-        conflict_handler="resolve",  # max_seq_length is also a field of the SFTConfig that Unsloth generates
-    )
-    for action in parser._actions:
-        if getattr(action.type, "__name__", "") == "string_to_bool" and action.nargs is None:  # --bf16 alone
-            action.nargs = "?"
-            action.const = True
-        elif action.dest == "report_to":
-            action.nargs = "+"
-    parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
-    parser.add_argument("--help", action="store_true", help="Show this page.")
-    if RunArguments in classes:
-        parser.set_defaults(**dict.fromkeys(DERIVED))
-    return parser
-
-
-def _read(parser: Any, words: Sequence[str]) -> Values:
-    """The value of every setting: its default, or that of a command line."""
-    fields = fields_of(parser.dataclass_types)
-    for action in parser._actions:
-        if action.nargs in ("+", "*") and sum(map(words.count, action.option_strings)) > 1:
-            raise UsageError(f"--{action.dest} is given twice, and the last one would count: name all after one.")
-    namespace, unknown = parser.parse_known_args(words)
-    refuse_unknown(unknown, [*fields, "config"])
-    values = {name: getattr(namespace, name) for name in fields}
-    match values.get("report_to"):
-        case [reporter]:
-            values["report_to"] = reporter
-    return values
-
-
-def _read_settings(parser: Any, path: str | Path | None, settings: Values) -> Values:
-    """The settings of a YAML file through the types of their flags; null keeps the default.
-
-    The default of a removed setting is skipped: runs of earlier revisions have stored it.
-    """
-    allowed = fields_of(parser.dataclass_types).keys() - COMMAND_LINE_ONLY
-    words = []
-    given: Values = {}  # name -> its key and value; a stored run has two names for some, with one value
-    for key, value in settings.items():
-        name = name_of(key)
-        other, before = (key, value) if value is None else given.setdefault(name, (key, value))
-        if before != value:
-            raise UsageError(f"{path}: {other!r} and {key!r} are one setting: remove one of them.")
-        if name in REMOVED and value == REMOVED[name]:
-            continue
-        if name not in allowed:
-            raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
-        action = parser._option_string_actions[f"--{name}"]
-        if isinstance(value, list) and action.nargs in ("+", "*"):
-            if value or parser.get_default(name):
-                words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words.append(f"--{name}={_word_of(value, action)}")
-    values = _read(parser, words)
-    return {name: values[name] for name in flags_on(words)}
-
-
-def _word_of(value: Any, action: argparse.Action) -> str:
-    """A value of a YAML file as on a command line."""
-    if isinstance(value, bool) and action.choices:
-        return "on" if value else "off"  # which YAML 1.1 reads as booleans
-    if isinstance(value, bool | dict | list):
-        return json.dumps(value, default=str)  # YAML has dates
-    return str(value)
 
 
 def _derive(method: str, preset: Preset, start: Start, values: Values, named: Set[str]) -> None:
@@ -449,7 +222,7 @@ def _derive(method: str, preset: Preset, start: Start, values: Values, named: Se
         values["output_dir"] = _run_directory(method, start.model, values | {"run_name": name}, named)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
-        for name, ours in _OF_VLLM.items():
+        for name, ours in OF_VLLM.items():
             values[name] = values[name] or values[ours]
 
 

@@ -50,13 +50,7 @@ from gtpo.training.refusals import (
     uses_unsloth,
 )
 from gtpo.training.reuse import ReusedBatch
-from gtpo_loss import (
-    completion_entropy,
-    conflict_weights,
-    entropy_filter,
-    grpo_loss,
-    gtpo_loss,
-)
+from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,133 @@
+"""Where a run starts: anew, at the checkpoint of a run that is resumed, from the adapter of another one."""
+
+import logging
+import shlex
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from gtpo.arguments import ModelArguments, Values, name_of
+from gtpo.cli.flags import Flags
+from gtpo.errors import UsageError
+from gtpo.files import read_yaml
+from gtpo.runs.directory import (
+    REMOTE_SETTINGS,
+    RunDirectory,
+    check_base,
+    existing_run,
+    find_adapter,
+    method_of,
+    to_argv,
+)
+
+logger = logging.getLogger(__name__)
+
+TRUE = ["yes", "true", "t", "y", "1"]  # as HfArgumentParser
+TEXTS = {"model", "dataset", "tags", "system_prompt", "chat_template", "output_dir", "run_name"}  # no list in a file
+
+
+@dataclass(frozen=True)
+class Start:
+    """What decides how everything else is read, before TRL is imported.
+
+    ``config`` is the file of ``--config``, else that of the resumed ``run``, with its ``settings``; ``of_run``: a run
+    has stored it, perhaps a stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run,
+    with its prompt.
+    """
+
+    model: str
+    backend: str
+    dry_run: bool
+    run: RunDirectory | None
+    config: str | None
+    settings: Values
+    of_run: bool
+    adapter: Path | None
+    stored: Values
+
+
+def find_start(method: str, flags: Flags) -> Start:
+    """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
+    run = find_run(method, flags)
+    config = flags.get("config")
+    of_run = False
+    if config is not None:
+        beside = RunDirectory(Path(config).parent)
+        of_run = beside.is_ours and beside.config == Path(config)
+    elif run:
+        of_run = True
+        config = str(run.config)
+    stored = {} if config is None else read_yaml(config)
+    for key, value in stored.items():
+        if name_of(key) in TEXTS and isinstance(value, list | dict):
+            raise UsageError(f"{config}: {key} is a {type(value).__name__}: expected one text.")
+    for name in sorted({"objective", "reward"} - flags.keys()):
+        words = stored.get(name) or []
+        if isinstance(words, str):
+            words = [words]
+        code = [word for word in words if word not in ("format", "accuracy")]
+        if code:
+            again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
+            raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
+    given = {name: value for name, value in {**stored, **flags}.items() if value}
+    objective = given.get("objective")
+    if objective and method != "grpo":
+        raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
+    model = given.get("model", ModelArguments.model)
+    adapter = find_adapter(model)
+    of_prompt = stored if of_run else {}
+    if adapter:
+        of_prompt = RunDirectory(adapter.parent).read_config()
+        model = of_prompt["model"]
+    backend = given.get("backend", ModelArguments.backend)
+    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
+    return Start(model, backend, dry_run, run, config, stored, of_run, adapter, of_prompt)
+
+
+def find_run(method: str, flags: Flags) -> RunDirectory | None:
+    """The run that ``--resume`` names; alone that of ``--output_dir``, or of ``--config``. None: a new run."""
+    if "resume" not in flags:
+        return None
+    output_dir = flags.get("output_dir")
+    name = flags["resume"]
+    if name not in (None, "auto"):
+        run = existing_run(str(name))
+        if output_dir and run.path != Path(output_dir):
+            raise UsageError(f"--resume {run.path} writes to that run: remove --output_dir {output_dir}.")
+    elif output_dir:
+        run = RunDirectory(output_dir)
+        if not run.config.is_file():
+            return None  # the same command again, before the run has begun
+    elif flags.get("config"):
+        return None
+    else:
+        raise UsageError("--resume names no run: add its directory, --resume outputs/RUN.")
+    of = method_of(run)
+    if of != method:
+        raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
+    return run
+
+
+def start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
+    """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
+    check_base(adapter)
+    logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
+    shape = ("lora_rank", "lora_target_modules")
+    for name in named & {*shape}:
+        raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
+    return {name: stored[name] for name in (*shape, "model")} | {"initial_adapter": str(adapter)}
+
+
+def drop_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> None:
+    """Drop, in place, the settings of a run that send something elsewhere: they come from the command line."""
+    left_out = {}
+    for name in REMOTE_SETTINGS:
+        if stored.get(name) not in (None, False, "none", plain.get(name)):
+            value = stored.pop(name)
+            if name not in named:
+                left_out[name] = value
+    if left_out:
+        again = shlex.join(to_argv(left_out))
+        if left_out.keys() & {"vllm_server_base_url", "vllm_server_host"}:
+            raise UsageError(f"{config} names a vLLM server: if it is yours, add {again}.")
+        logger.warning("not taken from %s: if the run is yours, add %s", config, again)
