@@ -1,6 +1,6 @@
 """Settings as dataclasses: what is trained on, the policy, the method and the run.
 
-Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parse.py``), like those of TRL's GRPOConfig and
+Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parser.py``), like those of TRL's GRPOConfig and
 SFTConfig. Nothing heavy is imported here.
 """
 
