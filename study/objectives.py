@@ -1,4 +1,4 @@
-"""docs/objectives.md: which objective? The stored runs of `objectives` and `objectives_off_policy` on one page."""
+"""docs/objectives.md: which objective? The stored runs of three comparisons on one page."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from study.compare import every_found, page_values, primary_rows, table_of
 from study.rendering import render
 
 PAGE, FIGURE = Path("docs/objectives.md"), Path("results/objectives/objectives.png")
-MARKERS = ("o", "s", "^")  # of the conditions
+MARKERS = ("o", "s", "D", "v", "^")  # of the conditions
 MEASURE = "pass@1 sampled"
 
 
@@ -39,23 +39,25 @@ def conditions_of(name: str, updates: str) -> tuple[list[Condition], Row]:
 
 
 def write_objectives() -> list[Path]:
-    """The page and its figure, if every arm has been run; the files written."""
+    """The page and its figure, if every arm has been run; the files written. Off policy comes last."""
     on_policy, _ = conditions_of("objectives", "one update")
+    one_rate, _ = conditions_of("objectives_one_rate", "one update at 0.3e-3")
     off_policy, off_values = conditions_of("objectives_off_policy", "four updates")
-    conditions = [*on_policy, *off_policy]
+    conditions = [*on_policy, *one_rate, *off_policy]
     if any(row["half_width"] is None for condition in conditions for row in condition.rows.values()):
         return []
     arms = off_values["comparison"].arms[1:]
     draw(conditions, arms, FIGURE)
     labels = {arm.name: arm.label for arm in off_values["comparison"].arms}
-    values = {**off_values, "conditions": conditions, "arms": arms, "labels": labels}
+    largest = max((abs(row["mean"]), name) for condition in one_rate for name, row in condition.rows.items())
+    values = {**off_values, "conditions": conditions, "arms": arms, "labels": labels, "largest": largest}
     write_atomically(PAGE, render("objectives.template.md", values))
     return [PAGE, FIGURE]
 
 
 def draw(conditions: list[Condition], arms: list[Arm], path: Path) -> None:
     """A line per objective: its difference from GRPO under each condition, with the 95 % interval."""
-    figure, axes = grid(1, 1, width=7.5, height=0.45 * len(arms))
+    figure, axes = grid(1, 1, width=7.5, height=0.6 * len(arms))
     axis = axes[0, 0]
     axis.axvline(0, color="black", linewidth=1)
     for number, (condition, marker) in enumerate(zip(conditions, MARKERS, strict=True)):
@@ -66,7 +68,7 @@ def draw(conditions: list[Condition], arms: list[Arm], path: Path) -> None:
             is_decided = abs(row["mean"]) > row["half_width"] and row["holm"] < 0.05
             axis.errorbar(
                 row["mean"],
-                line + 0.22 * (number - 1),
+                line + 0.16 * (number - len(conditions) // 2),
                 xerr=row["half_width"],
                 fmt=marker,
                 color=f"C{number}",

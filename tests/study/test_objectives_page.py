@@ -13,16 +13,17 @@ from study.bench import Comparison, known_comparison
 from study.objectives import FIGURE, PAGE, write_objectives
 from study.storage import condense
 
+ACCURACY = {1: (60.0,), 3: (40.0, 60.0, 50.0)}  # of each rate
 GAINS = {"gdpo": 3.0, "gspo": -2.0}  # points over GRPO, of every seed but for the noise
 
 
 def store_runs(comparison: Comparison) -> None:
-    """Three rates, of which the second trains best, and the scores of its runs."""
+    """One rate, or three of which the second trains best, and the scores of its runs."""
     for base in comparison.bases:
         metrics: dict[str, Any] = {}
         scores: dict[str, Any] = {}
         for arm in comparison.arms:
-            for rate, accuracy in zip(comparison.rates, (40.0, 60.0, 50.0), strict=True):
+            for rate, accuracy in zip(comparison.rates, ACCURACY[len(comparison.rates)], strict=True):
                 row = {"step": 1, "accuracy": accuracy, "formatting": 90.0, "entropy": 0.4, "step_time": 0.1}
                 seeds = comparison.rate_seeds + comparison.seeds * (accuracy == 60)
                 metrics[arm.run_name(rate)] = {seed: [row] for seed in seeds}
@@ -39,7 +40,8 @@ def test_the_page_of_the_objectives(here: Path) -> None:
     Path("results").mkdir()
     PAGE.parent.mkdir()
     store_runs(known_comparison("objectives"))
-    assert write_objectives() == [] and not PAGE.exists()  # one of the two comparisons is missing
+    store_runs(known_comparison("objectives_one_rate"))
+    assert write_objectives() == [] and not PAGE.exists()  # one of the three comparisons is missing
     store_runs(known_comparison("objectives_off_policy"))
     assert write_objectives() == [PAGE, FIGURE] and FIGURE.stat().st_size > 10_000
     lines = PAGE.read_text().splitlines()
@@ -47,12 +49,14 @@ def test_the_page_of_the_objectives(here: Path) -> None:
     (decided,) = (line for line in PAGE.read_text().split("\n\n") if line.startswith("**Decided**"))
     assert " ".join(decided.split()).endswith(
         "one update, wrong-mode: GDPO higher; one update, missing-50: GDPO higher; "
+        "one update at 0.3e-3, wrong-mode: GDPO higher; one update at 0.3e-3, missing-50: GDPO higher; "
         "four updates, wrong-mode: GSPO lower, GDPO higher."
     )
-    table = {line.split("|")[1].strip().split("]")[0].strip("["): line for line in lines if line.count("|") == 6}
-    assert "| **+3.00 ± 0.24** | **+3.00 ± 0.24** | **+3.00 ± 0.24** | learns several rewards better |" in table["GDPO"]
-    assert "| = GRPO | = GRPO | **-2.00 ± 0.24** |" in table["GSPO"]
-    assert "| = DAPO | = DAPO | +0.00 ± 0.24 |" in table["CISPO"]
+    table = {line.split("|")[1].strip().split("]")[0].strip("["): line for line in lines if line.count("|") == 8}
+    assert table["GDPO"].endswith(f"{' | **+3.00 ± 0.24**' * 5} | learns several rewards better |")
+    assert f"{'| = GRPO ' * 4}| **-2.00 ± 0.24** |" in table["GSPO"]
+    assert f"{'| = DAPO ' * 4}| +0.00 ± 0.24 |" in table["CISPO"]
+    assert "the largest difference is 3.0 points (GDPO). GRPO solves 70.0 and 70.0 % there" in " ".join(lines)
     assert table["correction on tags"].endswith("| +0.00 ± 0.24 | |")
     (measured,) = (line for line in lines if line.startswith("| GDPO | 20 |"))
     assert measured.startswith("| GDPO | 20 | 73.00 (+3.00 ± 0.24) | 73.00 (+3.00 ± 0.24) | 90.00 (+0.00 ± 0.00) |")
