@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT, run_process, user_environment
+from helpers.scripts import ROOT, RunScript, run_process, user_environment
 from pytest import MonkeyPatch
 
 from gtpo.reports.summary import RunMessages
@@ -61,22 +61,24 @@ def test_a_closed_pipe_ends_the_script_without_a_word(size: int) -> None:
 
 
 @pytest.mark.parametrize(("begun", "code"), [("", 2), ("script.training_begins()", 1)])
-def test_an_error_is_one_line_with_its_traceback_file(begun: str, code: int, tmp_path: Path) -> None:
-    lines = f"""
+def test_an_error_is_one_line_with_its_traceback_file(
+    begun: str, code: int, tmp_path: Path, run_script: RunScript
+) -> None:
+    (tmp_path / "fails.py").write_text(f"""
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 def main():
     {begun or "pass"}
     raise ValueError("first line\\nthe reason\\x1b[31m")
 script.run_script(main)
-"""
-    environment = user_environment() | {"TMPDIR": str(tmp_path)}
-    done = run_process([sys.executable, "-c", lines], env=environment, code=code)
+""")
+    before = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; sys.path.insert(1, {str(ROOT)!r})"
+    done = run_script(tmp_path, str(tmp_path / "fails.py"), before=before, code=code)
     (stored,) = tmp_path.glob("gtpo-*.log")
     assert "the reason\\x1b[31m" in done.stderr and str(stored) in done.stderr
     assert done.stderr.count("\n") == 1 and "raise ValueError" not in done.stderr
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
-    assert "Traceback" in run_process([sys.executable, "-c", lines, "--debug"], env=environment, code=1).stderr
+    assert "Traceback" in run_script(tmp_path, str(tmp_path / "fails.py"), "--debug", before=before, code=1).stderr
 
 
 def test_warnings_survive_a_library_that_sets_up_logs() -> None:
