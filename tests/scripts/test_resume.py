@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of, same_weights
 
 pytestmark = pytest.mark.slow
@@ -39,11 +39,6 @@ def start(*argv: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr[-2000:]
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
     lines = metrics_of(run)
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
@@ -55,7 +50,9 @@ def lines_written(run: Path) -> int:
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_a_killed_run_resumes_to_the_same_result(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_result(
+    method: str, tiny: Path, tmp_path: Path, run_script: RunScript
+) -> None:
     generator = random.Random(method)
     argv = [
         *RUNS[method],
@@ -70,7 +67,7 @@ def test_a_killed_run_resumes_to_the_same_result(method: str, tiny: Path, tmp_pa
     ]
     uninterrupted = tmp_path / "uninterrupted"
     killed = tmp_path / "killed"
-    finish(start(*argv, "--output_dir", str(uninterrupted)))
+    run_script(tmp_path, *argv, "--output_dir", str(uninterrupted))
 
     resume: list[str] = []
     for kill in range(1, KILLS + 1):
@@ -83,7 +80,7 @@ def test_a_killed_run_resumes_to_the_same_result(method: str, tiny: Path, tmp_pa
         _, stderr = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), stderr[-2000:]
         resume = ["--resume"] if any(killed.glob("checkpoint-*/files.json")) else ["--overwrite"]
-    finish(start(*argv, "--output_dir", str(killed), *resume))
+    run_script(tmp_path, *argv, "--output_dir", str(killed), *resume)
 
     assert same_weights(adapter_of(uninterrupted / "adapter"), adapter_of(killed / "adapter"))
     assert metrics(killed) == metrics(uninterrupted)

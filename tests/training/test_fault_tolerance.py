@@ -24,7 +24,7 @@ from helpers import canned
 from helpers.canned import GROUP, batch_of, canned_group, settings_of
 from helpers.files import read_json
 from helpers.runs import fake_run
-from helpers.scripts import ROOT, run_process
+from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -332,7 +332,7 @@ class RunningScript:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 140)])
 def test_a_signal_saves_a_checkpoint_of_the_last_step(
-    number: signal.Signals, code: int, tiny: Path, tmp_path: Path
+    number: signal.Signals, code: int, tiny: Path, tmp_path: Path, run_script: RunScript
 ) -> None:
     run = RunningScript(tiny, tmp_path / "run")
     run.process.send_signal(number)
@@ -341,8 +341,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     assert run.process.returncode == code and "Traceback" not in stderr
     assert f"python train_gtpo.py --resume {run.directory}" in stderr
     assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
-    resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
-    run_process(resume)
+    run_script(tmp_path, "train_gtpo.py", "--resume", str(run.directory), "--max_steps", str(steps + 2))
     assert [line["step"] for line in logged(run.directory)] == list(range(1, steps + 3))
     assert (run.directory / "adapter").is_dir()
 
