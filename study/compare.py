@@ -130,7 +130,8 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
         incomplete = {run.seed for run in missing}.intersection(seeds) if has_all_rates else set(seeds)
         others = [run for run in every if run not in missing and run.seed in incomplete]
         whys = {run: why_unlike(found.origins.get(run.label), here) for run in others}
-        again += sorted({f"{run.name} is run again: stored runs are {why}" for run, why in whys.items() if why})
+        names = {f"{base.name}, {run.name} is run again: stored runs are {why}" for run, why in whys.items() if why}
+        again += sorted(names)
         left = [run for run in every if whys.get(run, run in missing)]
         runs += left
         stored += len(every) - len(left)

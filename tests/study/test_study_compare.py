@@ -122,7 +122,7 @@ def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
         "6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 1 minutes of one core"
     )
     assert "\n  wrong-mode, grpo-0.3e-3: 0 of 2\n  wrong-mode, gtpo-0.3e-3: 0 of 2\n" in line
-    assert "grpo-0.3e-3 is run again: stored runs are of an unknown origin" in line
+    assert "wrong-mode, grpo-0.3e-3 is run again: stored runs are of an unknown origin" in line
     assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
@@ -261,7 +261,7 @@ def test_your_arm_is_compared_with_the_stored_runs(
     works = works_of(comparison, comparison.seeds)
     assert len(works.runs) == count and {run.name for run in works.runs[:2]} >= {"mine-Mine-0.3e-3"}
     assert len(works.evaluations[0].experiments) == count
-    again = ["grpo-0.3e-3 is run again: stored runs are of another machine, mac"]
+    again = ["wrong-mode, grpo-0.3e-3 is run again: stored runs are of another machine, mac"]
     assert works.again == (again if machine == "mac" else [])
     assert works.runs[0].run.path.parent == Path("outputs/study/mine-own/wrong-mode")
     with refused("--set: mine is planned in study/experiments.yaml; only --seeds and --arms may be given"):
