@@ -153,6 +153,7 @@ def test_without_a_login_wandb_is_offline(tmp_path: Path, monkeypatch: MonkeyPat
     assert first.id == second.id == (tmp_path / "a-run-s1" / "wandb_id").read_text() and first.resume == "allow"
     assert (first.mode, first.name, first.group, first.config["gamma"]) == ("offline", "a-run-s1", "a-run", 0.25)
     assert first.settings.finish_timeout == 60  # an unreachable server does not block the exit
+    assert not first.settings.finish_timeout_raises
     assert not first.settings.use_dot_wandb and first.settings.x_disable_meta
 
 
