@@ -115,6 +115,15 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
         build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
+@pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+def test_completions_stop_at_the_end_of_a_turn(
+    backend: str, unsloth: FakeUnsloth, tiny: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.models.load.end_of_turn", lambda tokenizer: 7)
+    model, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=8), backend, 0)
+    assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, 7])
+
+
 @pytest.mark.parametrize("sequences", [24, None])
 def test_fast_inference_is_set_by_use_vllm(sequences: int | None, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
