@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from helpers.files import write_lines
+from helpers.refusals import refused
 from transformers import AutoTokenizer
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
@@ -90,6 +91,12 @@ def test_arithmetic_train_and_test_are_disjoint_for_any_seed() -> None:
         train = [row["question"] for row in arithmetic("train", 4000, seed)]
         assert len(set(train)) == len(train) == 4000
         assert not test & set(train)
+
+
+@pytest.mark.parametrize(("held_out", "flag"), [(False, "--dataset"), (True, "--eval_dataset")])
+def test_an_unknown_dataset_is_refused_by_its_flag(held_out: bool, flag: str) -> None:
+    with refused(f"{flag} 'gsm' is unknown"):
+        load_train(DataArguments("gsm"), held_out=held_out)
 
 
 def test_arithmetic_as_a_dataset() -> None:

@@ -95,6 +95,11 @@ def test_a_job_for_every_target_and_benchmark(
     assert origin.environment["packages"]["transformers"]
 
 
+def test_several_greedy_samples_are_refused() -> None:
+    with refused("--temperature 0 samples the same completion 2 times: add --k 1"):
+        EvaluationArguments(["arithmetic"], temperature=0, k=2)
+
+
 # --temperature and --top_p of a training and an evaluation -> what is said.
 SAMPLED: list[tuple[tuple[float, float], tuple[float, float], list[str]]] = [
     ((1.0, 1.0), (1.0, 1.0), []),
