@@ -189,11 +189,14 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
         build_policy(arguments, "unsloth", 0, sequences=8)
 
 
-@pytest.mark.parametrize(("lora_rank", "dtype"), [(8, torch.bfloat16), (0, torch.float32)])
+@pytest.mark.parametrize(
+    ("lora_rank", "bf16", "dtype"), [(8, True, torch.bfloat16), (8, False, torch.float32), (0, True, torch.float32)]
+)
 def test_trained_weights_are_in_full_precision_on_a_gpu(
-    lora_rank: int, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: MonkeyPatch
+    lora_rank: int, bf16: bool, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
+    """Every GPU emulates bfloat16, slowly."""
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     model, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=lora_rank), "transformers", 0)
     assert model.get_input_embeddings().weight.dtype == dtype
 

@@ -25,6 +25,7 @@ from transformers import (
     InklingTextConfig,
     LlamaForCausalLM,
     RecurrentGemmaConfig,
+    TrainerCallback,
 )
 from trl import GRPOConfig
 
@@ -377,7 +378,15 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(
     prompt_ids = untrained.processing_class(list(prompts))["input_ids"]
     batch = padded_batch(prompt_ids, canned_group(1000, len(prompts)), 0, untrained.accelerator.device)
     means = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
+    before: list[bool] = []
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            before.append((tmp_path / "initial_entropy.json").is_file())
+
+    trainer.add_callback(Note())
     trainer.train()
+    assert all(before)
     stored = read_json(tmp_path / "initial_entropy.json")
     assert stored["prompts"] == len(prompts)
     assert stored["initial_entropy"] == pytest.approx(sum(means) / len(means), abs=1e-4)
