@@ -178,15 +178,17 @@ def _of_this_machine(start: Start, of_preset: Values) -> Values:
     """Settings that adapt those of a preset to this machine; --config and the command line override them."""
     import torch
 
-    settings = {**of_preset}
     adapted: Values = {}
-    if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
+    if start.backend == "unsloth" and of_preset.get("use_cpu"):  # the tiny model's preset is for a CPU
         adapted = {"use_cpu": False, "bf16": True}
-        settings |= adapted
     gpu = torch.cuda
-    if settings.get("bf16") and gpu.is_available() and not gpu.is_bf16_supported(including_emulation=False):
+    if (
+        (of_preset | adapted).get("bf16")
+        and gpu.is_available()
+        and not gpu.is_bf16_supported(including_emulation=False)
+    ):
         adapted |= {"bf16": False, "fp16": True}
-    if "entropy_filter" in settings and start.adapter:
+    if "entropy_filter" in of_preset and start.adapter:
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
 

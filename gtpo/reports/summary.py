@@ -64,7 +64,7 @@ def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
     return lines
 
 
-def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
+def held_out_text(rows: Rows, best: Mapping[str, float]) -> str | None:
     """The scores of the first and last evaluation on held-out rows, and that of best/; None where there is none."""
     evaluations = [row for row in rows if is_held_out(row)]
     unprefixed = [{name.removeprefix("eval_"): value for name, value in row.items()} for row in evaluations]
@@ -74,7 +74,6 @@ def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | 
     first = evaluations[0]["step"]
     last = evaluations[-1]["step"]
     text = f"Held-out rows, steps {first} to {last}: {', '.join(found)}"
-    best = best or {}
     for name, value in best.items():
         if name.startswith("eval_"):
             text += f"; best/ has {name} {value:.4g} of step {best['step']}"

@@ -102,5 +102,4 @@ class BestAdapter(TrainerCallback):
         replace_directory(unfinished, self.run.best)
         self.weights = None
 
-    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        self.on_save(args, state, control, **kwargs)
+    on_train_end = on_save

@@ -1,4 +1,4 @@
-"""What stops a run: a signal, a value that is not finite, rewards that cannot be used.
+"""What stops a run (a signal, a value that is not finite, rewards that cannot be used), and complete checkpoints.
 
 The processes of a run see a fault at different times, so they agree before they act on it.
 """
@@ -6,12 +6,15 @@ The processes of a run see a fault at different times, so they agree before they
 import json
 import logging
 import math
+import random
 import signal
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
@@ -23,10 +26,11 @@ from gtpo.arguments import Values
 from gtpo.errors import RunError
 from gtpo.files import apply_umask
 from gtpo.processes import any_process, is_main_process
-from gtpo.runs.directory import RunDirectory, how_to_continue
-from gtpo.training.checkpoints import CHANGED, save_finished_step
+from gtpo.runs.directory import RunDirectory, damage, how_to_continue, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
+
+CHANGED = ("--changed_reward", "true")  # flags of a run that goes on after its reward was corrected
 
 
 class StopOnSignal(TrainerCallback):
@@ -190,3 +194,66 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
             f"{save_finished_step(trainer)}."
         )
+
+
+def save_finished_step(trainer: Any) -> str:
+    """Write the checkpoint of the last finished step, as if it had been its turn, within the next; how to continue."""
+    run = RunDirectory(trainer.args.output_dir)
+    for callback in trainer.callback_handler.callbacks:
+        if (
+            isinstance(callback, CompleteCheckpoints)
+            and callback.random
+            and damage(run.checkpoint(trainer.state.global_step)) is not None
+        ):
+            for restore in callback.random:
+                restore()
+            trainer._save_checkpoint(trainer.model, trial=None)
+            trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+    return how_to_continue(run, *CHANGED)
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
+
+    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times. Add it
+    after the callbacks that write into a checkpoint.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.limit: int | None = None
+        self.random: list[Any] = []  # how each random state of the end of the last step is restored
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.random = [
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_initialized():
+            self.random.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.limit = args.save_total_limit
+        args.save_total_limit = None
+        if not state.global_step:
+            return
+        if is_main_process():
+            RunDirectory(args.output_dir).set_aside(state.global_step)  # what is there is not that of the next step
+        state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
+        # TRL's SFTTrainer restarts the count at zero.
+        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
+        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
+
+    def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # each process writes its random state
+        if is_main_process():
+            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
+            write_manifest(checkpoint)
+            if self.limit:
+                rotate(checkpoint.parent, self.limit)
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        args.save_total_limit = self.limit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtpo.errors import RunError, last_line
 from gtpo.training.batch import Trainer
-from gtpo.training.checkpoints import save_finished_step
+from gtpo.training.faults import save_finished_step
 from gtpo.training.record import Measured
 
 

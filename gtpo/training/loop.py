@@ -27,9 +27,8 @@ from gtpo.runs.script import training_begins
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.alarm import CollapseAlarm
 from gtpo.training.best_adapter import BestAdapter
-from gtpo.training.checkpoints import CompleteCheckpoints
 from gtpo.training.export import save_adapter
-from gtpo.training.faults import StopOnNonFinite, StopOnSignal
+from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.metrics_writer import MetricsWriter, restore_metrics
 from gtpo.training.refusals import check_embeddings, check_unused
 

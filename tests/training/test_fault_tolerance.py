@@ -43,8 +43,7 @@ from gtpo.grading.user_functions import checked_reward
 from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import faults
-from gtpo.training.checkpoints import CompleteCheckpoints
-from gtpo.training.faults import StopOnNonFinite, StopOnSignal
+from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 
 

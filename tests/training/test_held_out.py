@@ -375,8 +375,8 @@ BOTH = sorted([*ROWS, *EVALUATIONS], key=lambda row: row["step"])
 def test_held_out_rows_do_not_enter_training_scores() -> None:
     assert scores(BOTH) == scores(ROWS) and scores(BOTH[:8]) == scores([row for row in BOTH[:8] if row in ROWS])
     assert find_problems(BOTH, 64) == find_problems(ROWS, 64)
-    assert held_out_text(BOTH) == "Held-out rows, steps 4 to 8: accuracy 20.0 -> 40.0 %, mine 1 -> 1"
+    assert held_out_text(BOTH, {}) == "Held-out rows, steps 4 to 8: accuracy 20.0 -> 40.0 %, mine 1 -> 1"
     best = {"eval_accuracy": 40.0, "step": 8}
     assert str(held_out_text(BOTH, best)).endswith("mine 1 -> 1; best/ has eval_accuracy 40 of step 8")
-    assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH)
-    assert held_out_text(ROWS) is None
+    assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH, {})
+    assert held_out_text(ROWS, {}) is None
