@@ -7,10 +7,9 @@
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU
 
-Stages of correctness run side by side, where the GPU has the memory; what is timed runs alone and afterwards. Each
-stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stages that
-were running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights, but
-for the tiny base, which learns.
+Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage
+that was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights,
+but for the tiny base, which learns.
 """
 
 import argparse
@@ -24,10 +23,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
@@ -60,7 +57,7 @@ from gtpo.runs.directory import RunDirectory  # noqa: E402
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
-LEAST_GPU = 38.0  # GiB for the 8B shape in 16 bits, or for stages side by side
+LEAST_GPU = 38.0  # GiB for the 8B shape in 16 bits, and the logits path of the head
 LEAST_DISK = 20.0  # GiB for the 8B shape
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
 REPLACEMENTS = f"""
@@ -90,10 +87,8 @@ class Fault(Exception):
 class Bench:
     """Where the stages run: the device (cuda, or cpu for the miniature), and a directory of models and runs.
 
-    ``place`` is the working directory of its processes: Unsloth writes its compiled trainers there, and two processes
-    may not do so at once. ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every
-    process executes before its script, a fault in a test. ``numbers`` are what the running stage has measured, stored
-    even if it fails.
+    ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every process executes before
+    its script, a fault in a test. ``numbers`` are what the running stage has measured, stored even if it fails.
     """
 
     device: str
@@ -101,8 +96,6 @@ class Bench:
     launch: Callable[..., tuple[int, str]]
     before: str = ""
     deadline: float = math.inf
-    place: Path | None = None
-    building: Any = field(default_factory=threading.Lock)  # a model, by one stage at a time
     numbers: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -116,11 +109,10 @@ class Bench:
     def model(self, name: str) -> Path:
         """The directory of a model of ``sizes.shapes``."""
         directory = self.work / "models" / name
-        with self.building:
-            if not (directory / "config.json").is_file():
-                unfinished = directory.with_suffix(".tmp")
-                build_model(unfinished, name, self.sizes.shapes[name], self.device)
-                unfinished.rename(directory)
+        if not (directory / "config.json").is_file():
+            unfinished = directory.with_suffix(".tmp")
+            build_model(unfinished, name, self.sizes.shapes[name], self.device)
+            unfinished.rename(directory)
         return directory
 
     def run(
@@ -130,12 +122,11 @@ class Bench:
         seconds = self.deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
-        place = self.place or self.work
-        place.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         log = self.work / f"{name}.txt"
         try:
             code, output = self.launch(
-                place,
+                self.work,
                 script,
                 *map(str, argv),
                 before=self.before + before,
@@ -494,11 +485,10 @@ def equal_to_peft(bench: Bench, run: Path) -> dict[str, float]:
 
 
 class Stage(NamedTuple):
-    """A stage, the minutes that it takes on an H100, and whether its times count: then it runs alone."""
+    """A stage, and the minutes that it takes on an H100."""
 
     run: Callable[[Bench], str]
     minutes: float
-    is_timed: bool = True
 
     @property
     def limit(self) -> float:
@@ -507,9 +497,9 @@ class Stage(NamedTuple):
 
 
 STAGES = {  # in the order of information per minute
-    "gradient": Stage(gradient, 3.5, is_timed=False),
-    "rollouts": Stage(rollouts, 8, is_timed=False),
-    "learning": Stage(learning, 4, is_timed=False),
+    "gradient": Stage(gradient, 3.5),
+    "rollouts": Stage(rollouts, 8),
+    "learning": Stage(learning, 4),
     "step_gsm8k": Stage(Step("gsm8k"), 3.5),
     "step_group": Stage(Step("gsm8k", micro_batch="G"), 2.5),
     "step_16bit": Stage(Step("gsm8k", micro_batch="G", base="16bit"), 3),
@@ -521,23 +511,16 @@ STAGES = {  # in the order of information per minute
     "step_handover": Stage(Step(backend="transformers-4bit-vllm"), 6),
     "step_trl": Stage(Step(backend="transformers", trainer="library"), 6),
 }
-WORKERS = 4  # stages side by side
 
 
 def plan(names: Sequence[str], minutes: float) -> list[str]:
-    """The stages that fit the minutes: those of correctness, which take as long as the longest, then one by one."""
-    stages = {name: STAGES[name] for name in names}
-    together = [name for name, stage in stages.items() if not stage.is_timed and stage.minutes <= minutes]
-    left = minutes - max((stages[name].minutes for name in together), default=0)
-    alone = []
-    for name, stage in stages.items():
-        if not stage.is_timed:
-            continue
-        left -= stage.minutes
-        if left < 0:
-            break
-        alone.append(name)
-    return together + alone
+    """The stages that fit the minutes, in their order."""
+    planned = []
+    for name in names:
+        if STAGES[name].minutes <= minutes:
+            minutes -= STAGES[name].minutes
+            planned.append(name)
+    return planned
 
 
 def run_stage(name: str, bench: Bench) -> dict[str, Any]:
@@ -577,19 +560,16 @@ class Report:
             self.content = json.loads(path.read_text(encoding="utf-8"))
         self.content["environment"] = bench.about
         self.stages = self.content["stages"]
-        self.writing = threading.Lock()
 
     def passed(self, name: str) -> bool:
         return bool(self.stages.get(name, {}).get("outcome") == "passed")
 
-    def run(self, name: str, place: Path | None = None) -> None:
+    def run(self, name: str) -> None:
         """Run a stage, and store it."""
         self.say(f"{name}: about {STAGES[name].minutes:g} minutes")
-        entry = run_stage(name, replace(self.bench, numbers={}, place=place))
-        with self.writing:
-            self.stages[name] = entry
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(self.content, indent=1, sort_keys=True) + os.linesep)
+        self.stages[name] = entry = run_stage(name, replace(self.bench, numbers={}))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(self.content, indent=1, sort_keys=True) + os.linesep)
         minutes = entry["seconds"] / 60
         self.say(f"{name}: {entry['outcome']} in {minutes:.1f} minutes: {entry['verdict']}")
 
@@ -597,7 +577,7 @@ class Report:
 def first_light(
     bench: Bench, path: Path, chosen: Sequence[str] = (), minutes: float = math.inf, say: Any = print
 ) -> Mapping[str, Any]:
-    """Run the stages that are chosen, or those that the report lacks; what fails side by side is run again alone."""
+    """Run the stages that are chosen, or those that the report lacks."""
     report = Report(path, bench, say)
     wanted = list(chosen)
     for name in () if chosen else STAGES:
@@ -609,13 +589,7 @@ def first_light(
     for name in wanted:
         if name not in planned:
             say(f"{name}: not run, it does not fit {minutes:g} minutes")
-    together = [name for name in planned if not STAGES[name].is_timed]
-    if bench.device == "cuda" and bench.about["memory_gib"] >= LEAST_GPU and len(together) > 1:
-        with ThreadPoolExecutor(WORKERS) as pool:
-            places = [bench.work / "side-by-side" / name for name in together]
-            list(pool.map(report.run, together, places))
-        together = [name for name in together if not report.passed(name)]
-    for name in [*together, *(name for name in planned if STAGES[name].is_timed)]:
+    for name in planned:
         report.run(name)
     return report.content
 

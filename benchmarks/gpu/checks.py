@@ -173,7 +173,7 @@ def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
 
 
 def engine_share(device: str) -> float:
-    """The share of the GPU that an engine of a small run takes: 6.5 GiB, so that several fit next to each other."""
+    """The share of the GPU that an engine of a small run takes: 6.5 GiB at most."""
     if device == "cpu":
         return 0.4
     return min(0.4, 6.5 * GIB / torch.cuda.get_device_properties(0).total_memory)
