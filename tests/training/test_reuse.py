@@ -13,15 +13,9 @@ from gtpo.runs.directory import RunDirectory
 from gtpo.training.metrics_writer import MetricsWriter
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "entropy", "filtered_fraction", "completion_length")
-REUSE = {
-    "two iterations": {"num_iterations": 2, "log_completions": True},
-    "three of one generation": {"per_device_train_batch_size": 4, "steps_per_generation": 3},
-    "two iterations of two micro-batches": {
-        "per_device_train_batch_size": 6,
-        "gradient_accumulation_steps": 2,
-        "num_iterations": 2,
-    },
-}
+TWICE = {"num_iterations": 2, "log_completions": True}
+THREE_STEPS = {"per_device_train_batch_size": 4, "steps_per_generation": 3}
+TWO_MICRO_BATCHES = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "num_iterations": 2}
 
 
 @pytest.fixture
@@ -45,8 +39,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{name: line[name] for name in NAMES if name in line} for line in metrics_of(folder)]
 
 
-@pytest.mark.parametrize("settings", REUSE.values(), ids=REUSE)
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("step", "settings"), [(1, TWICE), (2, TWICE), (1, THREE_STEPS), (2, THREE_STEPS), (3, TWO_MICRO_BATCHES)]
+)
 def test_a_resumed_run_trains_on_its_stored_batch(
     step: int, settings: dict[str, Any], train: Any, tmp_path: Path
 ) -> None:
