@@ -58,6 +58,7 @@ def summarize(matrix: Matrix, found: Mapping[str, Results]) -> Row:
         **claim_values(results, seeds, spec["window"]),
         "smol": smol_values(found["smol_comparison"]),
         "on_tags": means_over_bases("tag_correction"),
+        "after_20_steps": means_over_bases("early"),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
