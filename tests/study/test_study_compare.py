@@ -1,19 +1,20 @@
 """``python -m study compare``: what it runs, skips and refuses, and what its page says, by hand."""
 
-import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.files import tables_of
+from helpers.files import read_json, tables_of, write_json
 from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.scripts import ROOT
 
-from gtpo.runs.provenance import git_revision, trainer_of, why_unlike
+from gtpo.runs.provenance import trainer_of, why_unlike
+from paper.results import Results
 from study import rendering
 from study.__main__ import comparison_of, parser
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
@@ -48,8 +49,8 @@ def found_in(comparison: Comparison, metrics: dict[str, Any], number: int = 0, *
     return Found(base, results_of(metrics), origins, rates)
 
 
-def run(value: float, formatting: float = 90.0, steps: int = 8) -> list[dict[str, Any]]:
-    return [{"step": step, "accuracy": value, "formatting": formatting, "entropy": 0.4} for step in range(1, steps + 1)]
+def run(value: float, formatting: float = 90.0) -> list[dict[str, Any]]:
+    return [{"step": step, "accuracy": value, "formatting": formatting, "entropy": 0.4} for step in range(1, 9)]
 
 
 # What is run
@@ -61,25 +62,14 @@ def test_seeds_and_settings_of_a_command_line() -> None:
 
 
 def test_the_command_of_a_run() -> None:
-    """A setting of GTPO reaches the arms that have it; an arm of a user's is train_grpo.py with --objective."""
-    comparison = compared(
-        arms=["grpo", "dr_grpo", "correction", "mine.py:Mine"],
-        set={"gamma": "0.2", "temperature": "0.9", "reward": ["format"]},
-        betas=[0.5, 0.6],
+    """An arm of a user's is train_grpo.py with --objective; --set comes after all other settings."""
+    comparison = compared(arms=["grpo", "mine.py:Mine"], set={"temperature": "0.9"}, betas=[0.5, 0.6])
+    command = " ".join(comparison.run(comparison.bases[0], comparison.arms[1], "1e-3", 3).argv)
+    assert command.startswith("-m study.train train_grpo.py --model ")
+    assert command.endswith(
+        " --objective mine.py:Mine --adam_beta1 0.5 --adam_beta2 0.6 --learning_rate 1e-3 --max_steps 8 --save_steps 4"
+        " --temperature 0.9 --seed 3 --output_dir outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
     )
-    base = comparison.bases[0]
-    words = {}
-    for arm in comparison.arms:
-        argv = comparison.run(base, arm, "1e-3", 3).argv
-        assert argv[:3] == ("-m", "study.train", f"train_{arm.method}.py")
-        words[arm.name] = dict(zip(argv[3::2], argv[4::2], strict=True))
-    assert [of["--temperature"] for of in words.values()] == ["0.9"] * 4
-    assert [of.get("--gamma") for of in words.values()] == [None, None, "0.2", None]
-    assert words["dr_grpo"]["--loss_type"] == "dr_grpo" and words["mine-Mine"]["--objective"] == "mine.py:Mine"
-    found = words["mine-Mine"]
-    assert (found["--learning_rate"], found["--max_steps"], found["--seed"]) == ("1e-3", "8", "3")
-    assert (found["--adam_beta1"], found["--adam_beta2"], found["--reward"]) == ("0.5", "0.6", "format")
-    assert found["--output_dir"] == "outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
 
 
 def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
@@ -101,12 +91,9 @@ def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
 
 
 def test_arms_of_a_seed_precede_the_next_seed() -> None:
-    runs, evaluations, stored, _ = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
-    assert [run.seed for run in runs] == [1] * 4 + [2] * 4 and stored == 0
-    assert [(work.benchmark, len(work.experiments)) for work in evaluations[:2]] == [
-        ("arithmetic", 4),
-        ("arithmetic_greedy", 4),
-    ]
+    works = works_of(compared(base=["wrong-mode", "first"]), [1, 2])
+    assert [run.seed for run in works.runs] == [1] * 4 + [2] * 4 and works.stored == 0
+    assert [len(work.experiments) for work in works.evaluations] == [4] * 4
 
 
 def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
@@ -117,56 +104,41 @@ def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
     works = works_of(Comparison("mine", TWO), [1, 2, 3])
     assert [run.label for run in works.runs] == [f"{arm}-0.3e-3-s{seed}" for seed in (2, 3) for arm in ("grpo", "gtpo")]
     assert {run.seed for run in works.evaluations[0].experiments} == {2, 3} and works.stored == 2
-    line = state_text(Comparison("mine", TWO), [1, 2, 3])
-    assert line.startswith(
-        "6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 1 minutes of one core"
-    )
-    assert "\n  wrong-mode, grpo-0.3e-3: 0 of 2\n  wrong-mode, gtpo-0.3e-3: 0 of 2\n" in line
-    assert "wrong-mode, grpo-0.3e-3 is run again: stored runs are of an unknown origin" in line
+    state = state_text(Comparison("mine", TWO), [1, 2, 3])
+    assert state.startswith("6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 1 minutes of")
+    assert "wrong-mode, grpo-0.3e-3 is run again: stored runs are of an unknown origin" in state
     assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
+def rated(**values: float) -> Results:
+    """Runs of both arms with seed 7: the value of an arm by its rate."""
+    return results_of({name.replace("_", "-") + "e-3": {7: run(value)} for name, value in values.items()})
+
+
+RATES = {"rates": ["1e-3", "2e-3"], "rate_seeds": [7]}
+BEST = {"grpo": "1e-3", "gtpo": "2e-3"}
+OF_RATES = {"grpo_1": 50, "grpo_2": 40, "gtpo_1": 30, "gtpo_2": 60}
+
+
 def test_each_arm_gets_its_best_rate() -> None:
-    comparison = compared(rates=["1e-3", "2e-3"], rate_seeds=["7-8"])
-    values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
-    metrics = {name: {seed: run(value) for seed in (7, 8)} for name, value in values.items()}
-    assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3", "gtpo": "2e-3"}
-    del metrics["gtpo-1e-3"][8]
-    assert comparison.chosen_rates(results_of(metrics)) == {"grpo": "1e-3"}
-    works = works_of(comparison, comparison.seeds)
-    assert len(works.runs) == 8  # two arms, two rates, two seeds: nothing is chosen yet
+    comparison = compared(**RATES)
+    assert comparison.chosen_rates(rated(**OF_RATES)) == BEST
+    assert comparison.chosen_rates(rated(grpo_1=50, grpo_2=40, gtpo_2=60)) == {"grpo": "1e-3"}
     with refused("--rate_seeds are among --seeds"):
-        compared(rates=["1e-3", "2e-3"], rate_seeds=[3])
+        compared(**RATES | {"rate_seeds": [3]})
 
 
 def test_the_rates_of_the_first_base_serve_all(here: Path) -> None:
-    rates = {"rates": ["1e-3", "2e-3"], "rate_seeds": [7], "shares_rates": True}
-    comparison = Comparison("mine", TWO | rates | {"seeds": [1, 2], "base": ["wrong-mode", "missing-50"]})
-    every = works_of(comparison, comparison.seeds).runs
-    assert {run.run.path.parent.name for run in every} == {"wrong-mode"} and len(every) == 4
-    values = {"grpo-1e-3": 50, "grpo-2e-3": 40, "gtpo-1e-3": 30, "gtpo-2e-3": 60}
-    rated = results_of({name: {7: run(value)} for name, value in values.items()})
-    condense(rated, Path("results/mine/wrong-mode"), ["accuracy", "formatting", "entropy"])
-    assert [found.rates for found in every_found(comparison)] == [{"grpo": "1e-3", "gtpo": "2e-3"}] * 2
-    every = works_of(comparison, comparison.seeds).runs
-    assert sorted((run.run.path.parent.name, run.label) for run in every) == [
-        (base, f"{name}-s{seed}")
-        for base in ("missing-50", "wrong-mode")
-        for name in ("grpo-1e-3", "gtpo-2e-3")
-        for seed in (1, 2)
-    ]
+    bases = {"shares_rates": True, "seeds": [1], "base": ["wrong-mode", "missing-50"]}
+    comparison = Comparison("mine", TWO | RATES | bases)
 
+    def left() -> set[str]:
+        return {str(run.run.path.relative_to(comparison.directory)) for run in works_of(comparison, [1]).runs}
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arms": ["grpo", "gtppo"]}, "arm 'gtppo' is unknown .did you mean 'gtpo'"),
-        ({"base": ["wrongmode"]}, "base 'wrongmode' is unknown .did you mean 'wrong-mode'"),
-    ],
-)
-def test_unknown_names(changes: dict[str, Any], message: str) -> None:
-    with refused(message):
-        compared(**changes)
+    assert left() == {f"wrong-mode/{name}e-3-s7" for name in ("grpo-1", "grpo-2", "gtpo-1", "gtpo-2")}
+    condense(rated(**OF_RATES), Path("results/mine/wrong-mode"), ["accuracy", "formatting", "entropy"])
+    assert [found.rates for found in every_found(comparison)] == [BEST] * 2
+    assert left() == {f"{base}/{name}e-3-s1" for base in bases["base"] for name in ("grpo-1", "gtpo-2")}
 
 
 # Your model, arms and data
@@ -184,31 +156,20 @@ def test_your_base_has_the_settings_of_its_preset(here: Path) -> None:
     """No rate unless it is given; the benchmark has the columns of the training rows; the plan has its weights."""
     comparison = own()
     [base] = comparison.bases
-    argv = comparison.run(base, comparison.arms[1], comparison.rates[0], 3).argv
-    assert argv[:3] == ("train_gtpo.py", "--model", "models/mine") and "--learning_rate" not in argv
-    assert "--prompt_column" in argv and comparison.run_names == ["grpo-preset", "gtpo-preset"]
-    flags = comparison.evaluations(base._replace(max_new_tokens=24), [])[0].flags
-    words = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert (words["--benchmarks"], words["--prompt_column"], words["--max_new_tokens"]) == (
-        "my_test.csv",
-        "question",
-        "24",
-    )
-    plan = plan_text(comparison)
-    assert f"mine (`models/mine`, weights {base.weights})" in plan and "that of the preset" in plan
+    assert comparison.run_names == ["grpo-preset", "gtpo-preset"]
+    command = " ".join(comparison.run(base, comparison.arms[1], comparison.rates[0], 3).argv)
+    assert command.startswith("train_gtpo.py --model models/mine ") and "--learning_rate" not in command
+    sampling = " ".join(comparison.evaluations(base._replace(max_new_tokens=24), [])[0].flags)
+    assert sampling.startswith("--benchmarks my_test.csv ")
+    assert sampling.endswith(" --prompt_column question --max_new_tokens 24")
+    assert f"mine (`models/mine`, weights {base.weights})" in plan_text(comparison)
     Path("models/mine/config.json").write_text('{"hidden_size": 8}')
-    assert plan_text(compared(base=["models/mine"], benchmark="my_test.csv", set=comparison.set)) != plan
+    assert compared(base=["models/mine"], benchmark="my_test.csv").bases[0].weights != base.weights
     assert "--learning_rate" in own(rates=["1e-5"]).run(base, comparison.arms[0], "1e-5", 3).argv
     with refused("--base owner/name: add --benchmark with held-out problems"):
         compared(base=["owner/name"])
-
-
-def test_your_base_has_the_time_of_its_runs(here: Path) -> None:
-    [base] = own().bases
-    metrics = {"grpo-preset": {1: [{"step": step, "step_time": 3.0} for step in (1, 2)]}}
-    assert base.timed(results_of(metrics)).minutes_per_100_steps == 5.0
-    assert base.timed(results_of({})).minutes_per_100_steps == 0.0
-    assert "the first run tells how long the others take" in state_text(own(), [1])
+    rows = [{"step": 1, "step_time": 2.0}, {"step": 2, "step_time": 4.0}]
+    assert base.timed(results_of({"grpo-preset": {1: rows}})).minutes_per_100_steps == 5.0
 
 
 @pytest.mark.parametrize(("name", "method", "kept"), TABLES["baselines"])
@@ -240,9 +201,20 @@ def test_which_stored_runs_make_a_pair(stored: list[Any] | None, expected: str) 
 
 def test_the_trainer_of_a_revision() -> None:
     """Older results have their revision only."""
-    [trainer] = {trainer_of("HEAD"), trainer_of(str(git_revision()).removesuffix("-dirty"))}
-    assert re.fullmatch("[0-9a-f]{16}", str(trainer))
+    assert re.fullmatch("[0-9a-f]{16}", str(trainer_of("HEAD")))
     assert trainer_of("HEAD-dirty") is trainer_of(None) is None
+
+
+def own_arm(monkeypatch: pytest.MonkeyPatch, machine: str, stored: dict[str, Any], **given: Any) -> Comparison:
+    """A user's arm next to the stored runs of a planned comparison, which are of ``machine``."""
+    monkeypatch.setitem(read_experiments()["comparisons"], "mine", TWO | {"seeds": [1, 2, 3]} | given)
+    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
+    results = results_of(stored)
+    place = Path("results/mine/wrong-mode")
+    condense(results, place, ["accuracy", "formatting", "entropy"])
+    of_all = origin(revision="b", machine=machine)
+    write_json(place / "origins.json", {f"{name}-s{seed}": of_all for name, seed in results.runs})
+    return known_comparison("mine", None, ["grpo", "mine.py:Mine"])
 
 
 @pytest.mark.parametrize(("machine", "count"), [("linux", 3), ("mac", 6)])
@@ -250,103 +222,70 @@ def test_your_arm_is_compared_with_the_stored_runs(
     machine: str, count: int, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Your arm alone runs where GRPO's stored runs are of this machine and trainer, else GRPO again."""
-    monkeypatch.setitem(read_experiments()["comparisons"], "mine", TWO | {"seeds": [1, 2, 3]})
-    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
-    place = Path("results/mine/wrong-mode")
-    condense(results_of({"grpo-0.3e-3": {seed: run(40) for seed in (1, 2, 3)}}), place, ["accuracy"])
-    origins = {f"grpo-0.3e-3-s{seed}": origin(revision="b", machine=machine) for seed in (1, 2, 3)}
-    (place / "origins.json").write_text(json.dumps(origins))
-    comparison = known_comparison("mine", None, ["grpo", "mine.py:Mine"])
-    assert [arm.name for arm in comparison.arms] == ["grpo", "mine-Mine"]
+    comparison = own_arm(monkeypatch, machine, {"grpo-0.3e-3": {seed: run(40) for seed in (1, 2, 3)}})
     works = works_of(comparison, comparison.seeds)
-    assert len(works.runs) == count and {run.name for run in works.runs[:2]} >= {"mine-Mine-0.3e-3"}
-    assert len(works.evaluations[0].experiments) == count
+    assert len(works.runs) == len(works.evaluations[0].experiments) == count
+    assert "mine-Mine-0.3e-3" in {run.name for run in works.runs}
     again = ["wrong-mode, grpo-0.3e-3 is run again: stored runs are of another machine, mac"]
     assert works.again == (again if machine == "mac" else [])
     assert works.runs[0].run.path.parent == Path("outputs/study/mine-own/wrong-mode")
-    with refused("--set: mine is planned in study/experiments.yaml; only --seeds and --arms may be given"):
-        comparison_of(parser().parse_args(["compare", "mine", "--set", "G=4"]))
-    with refused("--plan: results/mine/plan.md has no arms of yours"):
-        comparison_of(parser().parse_args(["compare", "mine", "--arms", "mine.py:Mine", "--plan"]))
+    for words, why in (("--set G=4", "--set: mine is planned in"), ("--arms mine.py:Mine --plan", "has no arms of")):
+        with refused(why):
+            comparison_of(parser().parse_args(["compare", "mine", *words.split()]))
 
 
-def test_an_arm_without_a_rate_says_what_runs_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its rate is chosen: the stored runs of another machine make no pair with the seeds that it will have."""
-    given = TWO | {"seeds": [1, 2, 3], "rates": ["0.3e-3", "0.6e-3"], "rate_seeds": [7]}
-    monkeypatch.setitem(read_experiments()["comparisons"], "mine", given)
-    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
-    place = Path("results/mine/wrong-mode")
+@pytest.mark.parametrize(("machine", "count"), [("linux", 2), ("mac", 5)])
+def test_an_arm_without_a_rate_says_what_runs_again(
+    machine: str, count: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rates of Mine, and GRPO's three seeds if they make no pair with the seeds that Mine will have."""
     stored = {"grpo-0.3e-3": {seed: run(40) for seed in (1, 2, 3, 7)}, "grpo-0.6e-3": {7: run(30)}}
-    condense(results_of(stored), place, ["accuracy", "formatting", "entropy"])
-    comparison = known_comparison("mine", None, ["grpo", "mine.py:Mine"])
-    for machine, count in (("linux", 2), ("mac", 5)):  # two rates of Mine, and GRPO's three seeds
-        origins = {f"grpo-0.3e-3-s{seed}": origin(revision="b", machine=machine) for seed in (1, 2, 3, 7)}
-        (place / "origins.json").write_text(json.dumps(origins))
-        works = works_of(comparison, comparison.seeds)
-        assert len(works.runs) == count
-        assert len(works.again) == (machine == "mac")
-
-
-def test_the_table_row_of_an_arm(here: Path) -> None:
-    """41, 42 and 43 minus 40: 2 ± 2.48 by hand (t = 4.303); the step takes 2 s and 3 s."""
-    comparison = compared(measures=["formatting late"], primary=[])
-    place = comparison.place(comparison.bases[0])
-    metrics = {
-        name: {
-            seed: [{**row, "step_time": time} for row in run(40 + gain * seed, 90.0 + gain * seed)]
-            for seed in (1, 2, 3)
-        }
-        for name, gain, time in (("grpo-0.3e-3", 0, 2.0), ("gtpo-0.3e-3", 1, 3.0))
-    }
-    condense(results_of(metrics), place, ["accuracy", "formatting", "entropy", "step_time"])
-    page, _ = write_page(comparison, place, "command")
-    text = page.read_text()
-    assert "| GRPO | 3 | - | - | 90.00 | 0.400 | 2.00 | 0 |\n" in text
-    row = "| GTPO | 3 | - | - | 92.00 (+2.00 ± 2.48) | 0.400 (+0.000 ± 0.000) | 3.00 (+1.00 ± 0.00) | 0 |"
-    assert row in text
+    comparison = own_arm(monkeypatch, machine, stored, rates=["0.3e-3", "0.6e-3"], rate_seeds=[7])
+    works = works_of(comparison, comparison.seeds)
+    assert (len(works.runs), len(works.again)) == (count, machine == "mac")
 
 
 @pytest.mark.parametrize(("changes", "message"), TABLES["mistakes"])
 def test_a_mistake_is_found_before_the_first_run(changes: dict[str, Any], message: str, here: Path) -> None:
     """By --list and --plan too."""
     Path("gtpo").symlink_to(ROOT / "gtpo")
-    lines = ["question,answer"] + [f"{number} + 1?,{number + 1}" for number in range(4)]
-    Path("my_train.csv").write_text("\n".join(lines))
-    Path("my_test.csv").write_text("\n".join(lines))
+    for name in ("my_train.csv", "my_test.csv"):
+        Path(name).write_text("question,answer\n1 + 1?,2\n2 + 1?,3\n3 + 1?,4\n4 + 1?,5\n")
     Path("mine.py").write_text("from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n")
     given = {"dataset": "my_train.csv", "prompt_column": "question"} | changes.pop("set", {})
-    comparison = compared(**{"arms": ["grpo", "mine.py:Mine"], "benchmark": "my_test.csv", "set": given} | changes)
+    given_or_changed = {"arms": ["grpo", "mine.py:Mine"], "benchmark": "my_test.csv", "set": given} | changes
     before = list(sys.argv)
-    if message:
-        with refused(message):
-            check(comparison)
-    else:
-        [base] = check(comparison)
-        assert base.max_new_tokens == comparison.bases[0].max_new_tokens == 128
+    with refused(message) if message else nullcontext():
+        [base] = check(compared(**given_or_changed))
+        assert base.max_new_tokens == 128
     assert sys.argv == before and not Path("outputs").exists()
 
 
 def test_a_file_that_has_changed_is_named(here: Path) -> None:
     """Code, rows and weights; a directory of before has a hash of the code without its name."""
-    Path("mine.py").write_text("1")
-    Path("my_train.csv").write_text("1")
-    comparison = own(arms=["grpo", "mine.py:Mine"], set={"dataset": "my_train.csv"})
-    runs = comparison.runs(comparison.bases[0], comparison.arms, comparison.rates, [1])
-    check_commands(comparison, runs)
-    for done in runs:
-        done.run.path.mkdir(parents=True)
-    check_commands(comparison, runs)
-    path = comparison.directory / "commands.json"
-    stored = path.read_text()
+    given = {"arms": ["grpo", "mine.py:Mine"], "set": {"dataset": "my_train.csv"}}
+    for name in ("mine.py", "my_train.csv"):
+        Path(name).write_text("1")
+
+    def check_again(steps: int) -> None:
+        comparison = own(**given, steps=steps)
+        check_commands(comparison, comparison.runs(comparison.bases[0], comparison.arms, comparison.rates, [1]))
+
+    check_again(8)
+    for arm in ("grpo", "mine-Mine"):
+        Path(f"outputs/study/compare/mine/{arm}-preset-s1").mkdir(parents=True)
+    check_again(8)
     for name in ("mine.py", "my_train.csv"):
         Path(name).write_text("2")
         with refused(f"was made with another {name}, which has changed since: name another --output_dir"):
-            check_commands(comparison, runs)
+            check_again(8)
         Path(name).write_text("1")
-    path.write_text(json.dumps({place: [*words[:-3], 64 * "a"] for place, words in json.loads(stored).items()}))
-    longer = own(arms=["grpo", "mine.py:Mine"], set={"dataset": "my_train.csv"}, steps=9)
+    path = Path("outputs/study/compare/commands.json")
+    commands = read_json(path)
+    write_json(path, {place: [word for word in commands[place] if "#" not in word] + [64 * "a"] for place in commands})
+    check_again(8)
     with refused(r"was made with other settings \(8"):
-        check_commands(longer, longer.runs(longer.bases[0], longer.arms, longer.rates, [1]))
+        check_again(9)
 
 
 # What was found
@@ -364,53 +303,49 @@ def test_a_difference_by_hand() -> None:
     [row] = primary_rows(comparison, [found])
     assert (row["seeds"], row["mean"], row["p"]) == (3, 2.0, 0.25)
     assert row["half_width"] == pytest.approx(4.303 / 3**0.5)
-    table = table_of(comparison, found)
-    [of_arm] = table["rows"]
+    [of_arm] = table_of(comparison, found)["rows"]
     assert of_arm["mixed"] == 1 and of_arm["lost"] == {"grpo": 1, "gtpo": 0, "p": 1.0}
-    assert of_arm["measures"]["accuracy late"]["means"] == [40.0, 42.0]
+    assert row["means"] == [40.0, 42.0]
 
 
-def test_the_page_has_the_rate_of_each_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From stored results, where the arms chose different ones."""
+@pytest.mark.parametrize("name", ["low_rate", "early"])
+def test_a_stored_page_is_that_of_its_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two arms that chose different rates, and of three arms with seeds that are lost."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("study.compare.plan_state", lambda *_: "committed")  # a shallow clone lacks the revisions
     legends: list[str] = []
     monkeypatch.setattr("study.compare.plot_curves", lambda axis, label, *_: legends.append(label))
-    page, _ = write_page(known_comparison("low_rate"), tmp_path, "study compare low_rate")
-    text = " ".join(page.read_text().split())
-    assert "GTPO minus GRPO, at 0.3e-3 and 0.15e-3. Seeds lost: 0 and 0 of 8" in text
-    assert "From wrong-mode the 8 pairs so far show a difference of 1.7 in pass@1 sampled" in text
-    assert legends[-2:] == ["GRPO at 0.15e-3", "GTPO at 0.3e-3"]
-    assert "| pass@1 sampled | 83.69 | 82.84 | -0.84 ± 1.66 | 8 | 0.2891 |" in text
+    comparison = known_comparison(name)
+    page, _ = write_page(comparison, tmp_path, f"python -m study compare {name}")
+    assert page.read_text() == (comparison.results / "comparison.md").read_text()
+    rates = {"low_rate": (" at 0.15e-3", " at 0.3e-3"), "early": ("", "")}[name]
+    assert legends[:2] == [arm.label + rate for arm, rate in zip(comparison.arms, rates, strict=False)]
+
+
+def of_bases(base: list[str], differences: list[list[float]], **primary: Any) -> dict[str, Any]:
+    """The planned difference in formatting of five seeds, which are given for each base."""
+    primary = {"measure": "formatting 1-4"} | primary
+    comparison = compared(base=base, seeds=["1-5"], primary=[primary], measures=[])
+    every = []
+    for number, of_base in enumerate(differences):
+        grpo = {seed: run(0, 50.0 + seed) for seed in range(1, 6)}
+        gtpo = {seed: run(0, 50.0 + seed + of_base[seed - 1]) for seed in grpo}
+        every.append(found_in(comparison, {"grpo-0.3e-3": grpo, "gtpo-0.3e-3": gtpo}, number))
+    [row] = primary_rows(comparison, every)
+    return row
 
 
 def test_the_slope_over_bases_by_hand() -> None:
-    """0 points at 0, 20, 50 and -8 at 80: differences -10 x, so the slope of each seed is -10."""
+    """Differences of -10 x at the share x of missing tags of each base: the slope of each seed is -10."""
     shares = {"missing-0": 0.0, "missing-20": 0.2, "missing-50": 0.5, "missing-80": 0.8}
-    primary = [{"measure": "formatting 1-4", "arms": ["correction"], "slope": True}]
-    comparison = compared(arms=["grpo", "correction"], base=[*shares], seeds=["1-5"], primary=primary, measures=[])
-    every = []
-    for number, share in enumerate(shares.values()):
-        metrics = {
-            "grpo-0.3e-3": {seed: run(0, 50.0 + seed) for seed in range(1, 6)},
-            "correction-0.3e-3": {seed: run(0, 50.0 + seed - 10 * share) for seed in range(1, 6)},
-        }
-        every.append(found_in(comparison, metrics, number))
-    [row] = primary_rows(comparison, every)
+    row = of_bases([*shares], [[-10 * share] * 5 for share in shares.values()], slope=True)
     assert (row["seeds"], row["mean"]) == (5, pytest.approx(-10.0))
 
 
 def test_the_mean_over_bases_against_a_bound_by_hand() -> None:
-    """Five seeds: +1, -1, ..., from one base and +0.5 from the other; p is of the distance from -0.5."""
-    primary = [{"measure": "formatting 1-4", "over_bases": True, "above": -0.5}]
-    comparison = compared(base=["missing-0", "missing-20"], seeds=["1-5"], primary=primary, measures=[])
-    every = []
-    for number, of_base in enumerate(([1.0, -1.0, 1.0, -1.0, 1.0], [0.5] * 5)):
-        metrics = {
-            "grpo-0.3e-3": {seed: run(0, 50.0) for seed in range(1, 6)},
-            "gtpo-0.3e-3": {seed: run(0, 50.0 + gain) for seed, gain in enumerate(of_base, 1)},
-        }
-        every.append(found_in(comparison, metrics, number))
-    [row] = primary_rows(comparison, every)  # 0.75, -0.25, 0.75, -0.25, 0.75; all above -0.5
+    """Means 0.75, -0.25, 0.75, -0.25, 0.75, all above -0.5; p is of the distance from it."""
+    differences = [[1.0, -1.0, 1.0, -1.0, 1.0], [0.5] * 5]
+    row = of_bases(["missing-0", "missing-20"], differences, over_bases=True, above=-0.5)
     assert (row["seeds"], row["mean"], row["p"]) == (5, pytest.approx(0.35), 2 / 32)
     assert row["half_width"] == pytest.approx(2.776 * 0.54772 / 5**0.5, rel=1e-3)
     assert (row["bound"], row["needs_p"]) == (-0.5, False)
@@ -434,22 +369,24 @@ def test_verdicts(row: dict[str, Any], expected: str, tmp_path: Path, monkeypatc
 
 def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
     """Whether plan.md is in the revisions that the runs were made from."""
+    comparison = Comparison("", TWO, tmp_path / "runs")
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         return subprocess.check_output(["git", *who, *words], cwd=tmp_path, text=True).strip()
 
-    comparison = Comparison("", TWO, tmp_path / "runs")
+    def commit() -> str:
+        git("add", ".")
+        git("commit", "-q", "--allow-empty", "-m", "plan")
+        return git("rev-parse", "HEAD")
+
     git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "before")
-    before = git("rev-parse", "HEAD")
+    before = commit()
     assert plan_state(comparison, [before]) == "absent"
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "plan.md").write_text(plan_text(comparison))
+    comparison.directory.mkdir()
+    (comparison.directory / "plan.md").write_text(plan_text(comparison))
     assert plan_state(comparison, [before]) == plan_state(comparison, []) == "uncommitted"
-    git("add", ".")
-    git("commit", "-q", "-m", "plan")
-    after = git("rev-parse", "HEAD")
+    after = commit()
     assert plan_state(comparison, [after, f"{after}-dirty"]) == "committed"
     assert plan_state(comparison, [after, before]) == "uncommitted"
     assert plan_state(Comparison("", TWO | {"steps": 9}, tmp_path / "runs"), [after]) == "another"
@@ -457,11 +394,9 @@ def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
 
 def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
+    refuse_dirty(allowed=True)
     with refused("--dirty"):
         refuse_dirty(allowed=False)
-    refuse_dirty(allowed=True)
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
-    refuse_dirty(allowed=False)
 
 
 @pytest.mark.parametrize("name", read_experiments()["comparisons"])
@@ -474,15 +409,6 @@ def test_the_plans_of_the_planned_comparisons(name: str) -> None:
 
 
 # The command
-
-
-def test_an_error_names_the_command() -> None:
-    argv = [sys.executable, "-m", "study", "compare", "missing_tag", "--list"]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(
-        "study: comparison 'missing_tag' is unknown (did you mean 'missing_tags'?): pick from "
-    )
 
 
 @pytest.mark.slow
