@@ -5,23 +5,12 @@ from helpers.files import tables_of
 from helpers.results import results_of
 
 from study.claims import verdict
-from study.measures import Measure, SeedRuns
-
-TABLES = tables_of(__file__)
+from study.measures import Measure, SeedRuns, has_fallen
 
 
-# Verdicts
-
-
-@pytest.mark.parametrize(
-    ("margins", "size", "expected"),
-    TABLES["verdict"],
-)
+@pytest.mark.parametrize(("margins", "size", "expected"), tables_of(__file__)["verdict"])
 def test_verdict(margins: list[float], size: float | None, expected: str) -> None:
     assert verdict(margins, size) == expected
-
-
-# Measures
 
 
 def measured(values: list[float], *names: str) -> list[float]:
@@ -40,4 +29,10 @@ def test_measures_by_hand() -> None:
     assert measured([0.0, 4.0, 0.0, 8.0, 0.0, 0.0], "rise_step") == [20]  # trailing means: 0, 2, 2, 4, 4, 0
 
 
-# Claims
+@pytest.mark.parametrize(("metric", "last"), [("accuracy", 40.0), ("formatting", 50.0)])
+def test_a_run_that_ends_lower_is_lost(metric: str, last: float) -> None:
+    """20 points of accuracy or 10 of formatting."""
+    for end in (last, last + 0.1):
+        rows = [{"step": step, metric: 60.0 if step < 4 else end} for step in (1, 2, 3, 4)]
+        runs = SeedRuns(results_of({"a": {1: rows}}), 1, window=1)
+        assert has_fallen(runs, "a") == (end == last)

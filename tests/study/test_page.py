@@ -2,58 +2,48 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.results import results_of
+from helpers.runs import fake_run, write_results
 
 from gtpo.files import CONFIGS
 from paper.matrix import RUNS, experiments_of, load_matrix
 from paper.results import read_results
-from study.page import (
-    DIRECTORY,
-    FINDINGS,
-    METRICS,
-    PAGES,
-    PLACES,
-    README,
-    fill,
-    page_of,
-    summarize,
-)
+from study.page import DIRECTORY, FINDINGS, METRICS, PAGES, PLACES, README, fill, page_of, summarize
 from study.storage import only, read_origins, store
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
-PAGE, CLAIMS, DETAILS = PAGES.values()
 
 
-@pytest.mark.slow
-def test_finished_runs_are_condensed_and_kept(sandbox: Any) -> None:
+def test_finished_runs_are_condensed_and_kept(here: Path) -> None:
     """A second time without the runs: the condensed results stay as they are."""
-    assert sandbox.reproduce("fig2", "--seeds", "1", "2") == 0
-    runs = experiments_of(MATRIX, ["fig2"], "tiny")
+    runs = experiments_of(MATRIX, ["fig2"], "tiny", [1, 2, 3], ["gtpo-g8"])
+    for run in runs:
+        rows = [{"step": step, "accuracy": step + 0.25, "filtered_fraction": 0.1 * run.seed} for step in (1, 2)]
+        fake_run(run.run.path, rows=rows, saved=["adapter"] if run.seed < 3 else [])
+    of_run = {"benchmark": "arithmetic", "scores": {"pass": {"1": 50.0}}}
+    entries = [{"adapter": str(run.run.adapter), "label": run.label, **of_run} for run in runs]
+    write_results(RUNS / "tiny" / "evaluation", *entries)
     store(DIRECTORY, RUNS / "tiny", runs, METRICS)
-    stored = read_results([DIRECTORY])
-    found = read_results([Path("outputs")])
-    logged = [*found.metrics.columns]
-    assert (stored.metrics[logged] == found.metrics[logged]).all(axis=None) and "filtered_fraction" in stored.metrics
-    scores = [result.scored("gtpo-g8", "arithmetic")["entry"][2]["scores"] for result in (stored, found)]
-    assert scores[0] == scores[1]
-    (sandbox / "outputs").rename(sandbox / "gone")
+    stored, found = read_results([DIRECTORY]), read_results([RUNS])
+    assert [*stored.runs] == [("gtpo-g8", 1), ("gtpo-g8", 2)]  # the third is not finished
+    for run, metrics in stored.runs.items():
+        assert metrics[[*found.metrics.columns]].equals(found.runs[run])
+    assert stored.scored("gtpo-g8", "arithmetic")["pass@1"].to_dict() == {1: 50.0, 2: 50.0}
+    RUNS.rename("gone")
     store(DIRECTORY, RUNS / "tiny", runs, METRICS)
     assert read_results([DIRECTORY]).metrics.equals(stored.metrics)
 
 
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
     """reproduce.py --seeds 21 22 23 leaves its runs and scores next to those of the matrix."""
-    seeds = {seed: {"scores": {"pass": {"1": float(seed)}}} for seed in (1, 2, 3)}
-    found = results_of(
-        {"sft": {seed: [{"step": seed}] for seed in (1, 2, 3)}, "word": {1: [{"step": 1}]}},
-        {"sft": {"arithmetic": seeds}, "base": {"arithmetic": {0: seeds[1]}}},
-    )
-    kept = only(found, [("sft", 1), ("sft", 3), ("word", 1)])
-    assert [*kept.runs] == [("sft", 1), ("sft", 3), ("word", 1)]
+    scored = {seed: {"scores": {"pass": {"1": float(seed)}}} for seed in (1, 2, 3)}
+    metrics = {"sft": {seed: [{"step": seed}] for seed in scored}}
+    found = results_of(metrics, {"sft": {"arithmetic": scored}, "base": {"arithmetic": {0: scored[1]}}})
+    kept = only(found, [("sft", 1), ("sft", 3)])
+    assert [*kept.runs] == [("sft", 1), ("sft", 3)]
     assert kept.scored("sft", "arithmetic")["pass@1"].to_dict() == {1: 1.0, 3: 3.0}
     assert len(kept.scored("base", "arithmetic")) == 1
 

@@ -9,8 +9,6 @@ from gtpo.reports.curves import half_width_of
 from study.bench import known_comparison, read_experiments
 from study.compare import found_of
 
-COLUMNS = ("wrong-mode", "missing-0", "smol")  # of the table
-
 
 def deviation(base: str, measure: str) -> float:
     """Over the pairs of GTPO and GRPO in the comparison that the entry of a base names, from this base."""
@@ -34,12 +32,10 @@ def test_the_spread_of_each_base(base: str) -> None:
 
 def test_the_table_of_seeds() -> None:
     """The fewest pairs, five at least, whose interval is not wider."""
+    bases = read_experiments()["bases"]
+    spreads = [bases[name]["spread"]["pass@1 sampled"] for name in ("wrong-mode", "missing-0", "smol")]  # the columns
     page = (ROOT / "docs/use_in_your_code.md").read_text()
-    lines = []
     for points in (2, 1, 0.5):
-        cells = []
-        for base in COLUMNS:
-            spread = read_experiments()["bases"][base]["spread"]["pass@1 sampled"]
-            cells.append(next(seeds for seeds in range(5, 1000) if half_width_of(spread, seeds) <= points))
-        lines.append(f"| ± {points} | {' | '.join(map(str, cells))} |")
-    assert "\n".join(lines) in page, "\n".join(lines)
+        cells = [next(n for n in range(5, 1000) if half_width_of(spread, n) <= points) for spread in spreads]
+        line = f"| ± {points} | {' | '.join(map(str, cells))} |"
+        assert f"{line}\n" in page, line
