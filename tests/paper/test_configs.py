@@ -14,16 +14,10 @@ from helpers.files import tables_of
 from helpers.settings import parsed
 
 import gtpo.cli.parse
-from gtpo.arguments import Settings
 from gtpo.files import CONFIGS, read_yaml
 
 PARTS: dict[str, dict[str, Any]] = tables_of(__file__)
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
-
-
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-
-# The matrix: which runs a figure or table shows
 
 
 # The values: those in the name of a file, and Listing 1 for the rest
@@ -53,20 +47,16 @@ def named_values(path: Path) -> dict[str, Any]:
     return values
 
 
-def read(method: str, *argv: str) -> Settings:
+@functools.cache
+def resolved(method: str, *argv: str) -> dict[str, Any]:
     """The settings on a GPU, where the preset is that of Listing 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
-        return parsed("--use_cpu", "true", *argv, method=method)
+        return parsed("--use_cpu", "true", *argv, method=method).to_dict()
 
 
-@functools.cache
-def resolved(method: str, *argv: str) -> dict[str, Any]:
-    return read(method, *argv).to_dict()
-
-
-@each_file
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_values_are_those_of_listing_1(path: Path) -> None:
     method = method_of(path)
     values = named_values(path)

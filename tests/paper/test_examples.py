@@ -1,7 +1,5 @@
 """examples/: the demo's commands and printed numbers, and the task with a reward of its own."""
 
-import itertools
-import json
 import subprocess
 import sys
 from hashlib import sha256
@@ -40,7 +38,6 @@ stored = {"git_revision": "0123abc", "gpus": [], "cpu_count": 2, "packages": {"t
 (run / "metrics.jsonl").write_text('{"step": 1}\\n{"step": 2}\\n')
 """
 OUTPUTS = {"train_gtpo.py": TRAIN, "evaluate.py": EVALUATE, "figures.py": ""}
-VALUES = (12.5, 50.0, 25.0, 100.0)
 
 
 @fixture
@@ -55,8 +52,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    script = str(repository / "examples" / "demo.py")
-    command = [sys.executable, script, *argv]
+    command = [sys.executable, repository / "examples" / "demo.py", *argv]
     return subprocess.run(command, cwd=cwd or repository, capture_output=True, text=True, timeout=60)
 
 
@@ -65,30 +61,22 @@ def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.Co
 def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)
     assert done.returncode == 0, done.stderr
-    train, greedy, evaluate, figures = (
-        json.loads(line) for line in (repository / "calls.jsonl").read_text().splitlines()
-    )
+    train, greedy, evaluate, figures = (" ".join(call) for call in read_lines(repository / "calls.jsonl"))
     training = "--model tiny --dataset arithmetic --G 12 --seed 5 --max_steps 12"
-    assert train == ["train_gtpo.py", *training.split(), "--output_dir", "outputs/demo-s5/gtpo"]
-    assert evaluate[0] == "evaluate.py" and evaluate[evaluate.index("--limit") + 1] == "40"
-    assert figures[:3] == ["figures.py", "--runs", "outputs/demo-s5/gtpo"]
+    assert train == f"train_gtpo.py {training} --output_dir outputs/demo-s5/gtpo"
+    assert evaluate.startswith("evaluate.py ") and "--limit 40" in evaluate
+    assert figures.startswith("figures.py --runs outputs/demo-s5/gtpo")
+    assert "--temperature 0" in greedy and "--temperature" not in evaluate
     summary = read_json(repository / "outputs" / "demo-s5" / "summary.json")
-    assert {name: summary[name] for name in summary if name != "seconds"} == {
-        f"{name}_{when}_{way}": value
-        for way in ("greedy", "sampled")
-        for (name, when), value in zip(
-            itertools.product(("accuracy", "formatting"), ("before", "after")), VALUES, strict=True
-        )
-    }
-    assert greedy[greedy.index("--temperature") + 1] == "0" and "--temperature" not in evaluate
+    for way in ("greedy", "sampled"):
+        assert (summary[f"accuracy_before_{way}"], summary[f"accuracy_after_{way}"]) == (12.5, 50.0)
+        assert (summary[f"formatting_before_{way}"], summary[f"formatting_after_{way}"]) == (25.0, 100.0)
     assert "accuracy   (%)  greedy         12.5          50.0" in done.stdout
-    assert "formatting (%)  sampled        25.0         100.0" in done.stdout
     shown = "(right answer: 8)\n  before  <answer>0</answer>\n  after   <answer>8</answer>"
     assert f"How many apples does Tom have?  {shown}" in done.stdout
     assert done.stdout.count("\n  before  ") == 1  # the others are wrong after the training too
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
-    report = repository / "outputs" / "demo-s5" / "report.md"
-    page = report.read_text()
+    page = (repository / "outputs" / "demo-s5" / "report.md").read_text()
     assert "| accuracy | greedy | 12.5 | 50.0 |" in page and "| formatting | sampled | 25.0 | 100.0 |" in page
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
@@ -98,18 +86,17 @@ def test_demo_stops_where_a_script_fails(repository: Path) -> None:
     done = demo(repository)
     assert done.returncode == 3
     assert "demo.py: `python train_gtpo.py` failed with exit code 3" in done.stderr
-    assert len((repository / "calls.jsonl").read_text().splitlines()) == 1
+    assert len(read_lines(repository / "calls.jsonl")) == 1
 
 
 def test_required_word(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import required_word
 
-    texts = ["<answer>\n12\n</answer>", "<answer>34</answer>", "no tags: 1", "<answer>1</answer><answer>2</answer>"]
+    texts = ["<answer>\n12\n</answer>", "<answer>34</answer>", "no tags: 1"]
     completions = [[{"role": "assistant", "content": text}] for text in texts]
-    assert required_word.word_reward(completions, answer=["1", "1", "1", "1"])[:3] == [10.0, 0.0, 0.0]
-    stored = read_lines(ROOT / "examples" / "required_word.jsonl")
-    assert stored == list(required_word.rows())
+    assert required_word.word_reward(completions, answer=["1", "1", "1"]) == [10.0, 0.0, 0.0]
+    assert read_lines(ROOT / "examples" / "required_word.jsonl") == list(required_word.rows())
 
 
 def test_the_warm_start_of_smollm2_is_the_stored_one(tmp_path: Path) -> None:
