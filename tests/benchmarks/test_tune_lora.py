@@ -15,7 +15,6 @@ from gtpo.models.memory import KNOWN
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
 
-import tune_lora
 from tune_lora import Case, all_cases, cases_of, search, tune, write
 
 SHRINK = Case("shrink", 12, 4096, (128, 128, 128))
@@ -55,16 +54,15 @@ def test_the_calls_of_a_layer() -> None:
     assert {len(case.outputs) for case in every} == {1, 2, 3}  # vLLM looks these up without a nearest one
 
 
-def test_the_search_finds_the_fastest_right_configuration() -> None:
-    """At block_k = 256: 512 would be faster and is wrong, 32 cannot be compiled."""
-    measure = partial(Formula().milliseconds, SHRINK, 0.15)
-    found, least = search(SHRINK, START, measure)
-    assert found == START | BEST and least == 1 / 256
-    assert tune_lora.search(SHRINK, START, lambda config: math.inf)[0] == START  # nothing runs: vLLM's own
+def test_a_search_in_which_nothing_runs_keeps_the_start() -> None:
+    assert search(SHRINK, START, lambda config: math.inf)[0] == START
 
 
 def test_the_files_have_the_keys_that_vllm_looks_up(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
-    """config[max_loras][slices][m][k][n]: for shrink k is the hidden size and n the rank, for expand the reverse."""
+    """config[max_loras][slices][m][k][n]: for shrink k is the hidden size and n the rank, for expand the reverse.
+
+    Each is the fastest right one, at block_k = 256: 512 would be faster and is wrong, 32 cannot be compiled.
+    """
     store = partial(write, tmp_path, "NVIDIA_H100")
     layer = [*dict.fromkeys(cases_of(KNOWN["llama"], rank=128, rows=12))]
     tune(Formula(), layer, time.monotonic() + 60, store)

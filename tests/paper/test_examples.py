@@ -76,8 +76,7 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert f"How many apples does Tom have?  {shown}" in done.stdout
     assert done.stdout.count("\n  before  ") == 1  # the others are wrong after the training too
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
-    page = (repository / "outputs" / "demo-s5" / "report.md").read_text()
-    assert "| accuracy | greedy | 12.5 | 50.0 |" in page and "| formatting | sampled | 25.0 | 100.0 |" in page
+    assert "| formatting | sampled | 25.0 | 100.0 |" in (repository / "outputs/demo-s5/report.md").read_text()
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
 

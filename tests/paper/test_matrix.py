@@ -45,7 +45,8 @@ def test_tiny_run_resolves(name: str) -> None:
     settings = MATRIX["tiny"]["base"][method] | MATRIX["tiny"]["runs"][name]
     expected = {name_of(key): value for key, value in settings.items()}
     expected |= {"seed": 2, "model": "gtpo/models/tiny_base/base-16f86973"}
-    assert resolved == resolved | expected | {"output_dir": f"outputs/reproduce/tiny/{name}-s2"}
+    assert resolved.items() >= expected.items()
+    assert resolved["output_dir"] == f"outputs/reproduce/tiny/{name}-s2"
 
 
 @pytest.mark.parametrize("name", ["sft-qwen-math", "grpo-llama-gsm8k-g8-beta0.04", "gtpo-qwen-gsm8k-onlyneg0.7"])
@@ -63,8 +64,6 @@ def test_expected_cost_by_hand() -> None:
     """7,473 steps of 460 tokens at 47 ms and 12 micro-batches of 0.8 s; 7,500 solutions x 0.3 s."""
     step = 460 * 0.047 + 12 * 0.8
     assert experiment(MATRIX, "paper", "gtpo-llama-gsm8k-g12", 1).cost == pytest.approx(7473 * step / 3600)
-    step = 900 * 0.030 + 8 * 0.3
-    assert experiment(MATRIX, "paper", "grpo-qwen-math-g8-beta0", 1).cost == pytest.approx(7500 * step / 3600)
     assert experiment(MATRIX, "paper", "sft-qwen-math", 1).cost == pytest.approx(7500 * 0.3 / 3600)
 
 
@@ -95,40 +94,36 @@ def test_evaluations_match_evaluate_py(here: Path) -> None:
         fake_run(run.run.path, saved=["adapter", "best"])
     evaluations = evaluations_of(MATRIX, figures, "tiny", experiments)
     assert len(evaluations) == 4
-    for evaluation in evaluations:
-        flags, _ = parse_evaluation(EvaluationArguments, list(evaluation.argv[1:]))
-        assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
-        assert vars(flags).items() >= MATRIX["tiny"]["evaluation"][evaluation.benchmark].items()
-        runs = flags.runs[1:] if flags.checkpoint == "last" else flags.runs
-        assert ("base" in flags.runs) == (flags.checkpoint == "last")
-        labels = [adapter_target(run, flags.checkpoint).label for run in runs]
-        files = [Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels]
-        assert [evaluation.result(run) for run in evaluation.experiments] == files
+    for work in evaluations:
+        flags, _ = parse_evaluation(EvaluationArguments, list(work.argv[1:]))
+        given = MATRIX["tiny"]["evaluation"][work.benchmark] | {
+            "benchmarks": [work.benchmark],
+            "checkpoint": work.checkpoint,
+        }
+        assert vars(flags).items() >= given.items()
+        assert ("base" in flags.runs) == (work.checkpoint == "last")
+        for run in work.experiments:
+            label = adapter_target(str(run.run.path), work.checkpoint).label
+            assert work.result(run) == Path(flags.output_dir) / label / f"{work.benchmark}.json"
+            assert str(run.run.path) in flags.runs
 
 
 def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {run.name: run for run in experiments_of(MATRIX, ["fig3"], "tiny", [1])}
-    finished, interrupted, started, running = (
-        runs[name]
-        for name in ("gtpo-late-g8", "grpo-late-g8-beta0", "gtpo-late-correction-only", "grpo-late-g8-beta1e-6")
-    )
+    runs = experiments_of(MATRIX, ["fig3"], "tiny", [1])
+    finished, interrupted, running, started, absent = runs
     fake_run(finished.run.path, steps=[3], saved=["adapter"])
-    assert finished.remaining() == ()
     checkpoint(interrupted.run.path, 150)
-    assert interrupted.remaining() == (*interrupted.argv, "--resume", str(interrupted.run.path))
-    assert started.remaining() == started.argv
     started.run.path.mkdir()
+    assert finished.remaining() == () and absent.remaining() == absent.argv
+    assert interrupted.remaining() == (*interrupted.argv, "--resume", str(interrupted.run.path))
     assert started.remaining() == (*started.argv, "--overwrite", "true")
     running.log.parent.mkdir(parents=True)
     with held(running.log):
         assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
     printed = capsys.readouterr().out
-    states = dict(line.split()[:2] for line in printed.partition("\n\n")[0].splitlines())
-    assert states == {run.label: "missing" for run in runs.values()} | {
-        finished.label: "finished",
-        interrupted.label: "interrupted",
-        running.label: "running",
-    }
+    states = [line.split()[:2] for line in printed.splitlines()[:5]]
+    of_runs = ("finished", "interrupted", "running", "missing", "missing")
+    assert states == [[run.label, state] for run, state in zip(runs, of_runs, strict=True)]
     assert "5 runs: 1 finished, 1 running, 1 interrupted, 2 missing;\nabout 2 CPU minutes" in printed
     assert sandbox.calls() == []
 
@@ -148,7 +143,9 @@ def test_evaluations_at_paper_scale_have_one_base_model() -> None:
 
 
 def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> None:
+    """Scores of other weights, or sampled otherwise, are replaced."""
     (work,) = evaluations_of(MATRIX, ["fig2"], "tiny", experiments_of(MATRIX, ["fig2"], "tiny", [1], ["gtpo-g"]))
+    work = replace(work, flags=(*work.flags, "--temperature", "1.0"))
     first, second = work.experiments
     command = ("evaluate.py", *work.flags, "--runs", "base")
     paths = (str(first.run.path), str(second.run.path))
@@ -159,10 +156,16 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
     assert work.remaining() == (*command, *paths)
     scores = work.result(first)
     scores.parent.mkdir(parents=True)
-    write_json(scores, {"adapter": str(first.run.adapter), "settings": {"adapter": fingerprint(first.run.adapter)}})
-    assert work.is_scored(first) and work.remaining() == (*command, paths[1]) and not work.is_finished
+    weights = {"adapter": fingerprint(first.run.adapter)}
+    sampled = MATRIX["tiny"]["evaluation"][work.benchmark] | {"temperature": 1.0}
+    for other in ({}, {"k": 99}, {"max_new_tokens": 5}, {"temperature": 0.3}):
+        write_json(scores, {"adapter": str(first.run.adapter), "settings": weights | sampled | other})
+        assert work.is_scored(first) == (not other)
+    assert work.remaining() == (*command, *paths, "--overwrite", "true")
+    write_json(scores, {"adapter": str(first.run.adapter), "settings": weights | sampled})
+    assert work.remaining() == (*command, paths[1]) and not work.is_finished
     (first.run.adapter / "adapter_config.json").write_text('{"r": 4}')  # trained again since its scores
-    assert not work.is_scored(first) and work.remaining() == (*command, *paths, "--overwrite", "true")
+    assert not work.is_scored(first)
     shard = replace(work, flags=(*work.flags, "--shard", "1/2"))
     assert shard.remaining() == ()  # the evaluation itself replaces them
 
@@ -178,18 +181,3 @@ def test_a_run_with_other_settings_is_refused(name: str, before: Any, sandbox: A
     fake_run(run.run.path, resolved | {name: before})
     with refused(f"gtpo-g8-s1 was made with .* {before}, which is {resolved[name]} now"):
         sandbox.reproduce("fig2", "--scale", "tiny", "--only", "gtpo-g8", "--seeds", "1")
-
-
-@pytest.mark.parametrize("other", [{"k": 99}, {"max_new_tokens": 5}, {"temperature": 0.3}])
-def test_scores_that_were_sampled_otherwise_are_replaced(other: dict[str, float], here: Path) -> None:
-    (work,) = evaluations_of(MATRIX, ["fig2"], "tiny", experiments_of(MATRIX, ["fig2"], "tiny", [1], ["gtpo-g8"]))
-    work = replace(work, flags=(*work.flags, "--temperature", "1.0"))
-    (run,) = work.experiments
-    finish(run.run.adapter)
-    scores = work.result(run)
-    scores.parent.mkdir(parents=True)
-    sampled = MATRIX["tiny"]["evaluation"][work.benchmark] | {"temperature": 1.0}
-    write_json(scores, {"adapter": None, "settings": sampled})
-    assert work.is_finished
-    write_json(scores, {"adapter": None, "settings": sampled | other})
-    assert not work.is_finished and work.remaining() == (*work.argv, "--overwrite", "true")

@@ -48,46 +48,35 @@ def test_a_failure_stops_no_other_run_and_is_made_again(sandbox: Any, capsys: py
         assert sorted(name for _, name, _ in sandbox.calls()) == expected
 
 
-@pytest.mark.slow
-def test_a_gpu_has_one_run_and_evaluations_wait(sandbox: Any) -> None:
-    argv = ["table1", "--scale", "paper", "--seeds", "1", "--only", "gsm8k-g8"]
-    gpus = ["3", "MIG-a", "0"]
-    assert sandbox.reproduce(*argv, "--gpus", *gpus) == 0
-    spans = sandbox.spans()
-    assert len(spans) == 6 + 3 * 3  # three runs per model; per benchmark LLaMA's last and best, and Qwen
-    assert {gpu for _, gpu, _, _ in spans} == {*gpus}
-    overlap = [(a, b) for a, b in itertools.combinations(spans, 2) if a[2] < b[3] and b[2] < a[3]]
-    assert overlap and all(a[1] != b[1] for a, b in overlap)  # at the same time, on different GPUs
-    ends = {name: end for name, _, _, end in spans}
-    for name, _, start, _ in spans:
-        evaluated = name.split()[1:]
-        assert bool(evaluated) == name.startswith("evaluate")
-        assert len({"qwen" in run for run in evaluated}) <= 1
-        assert all(ends[run] <= start for run in evaluated)
-    compiled = {path.read_text() for path in (sandbox / "outputs/reproduce/paper").glob("*/compiled")}
-    assert len(compiled) == 6 and "unsloth_compiled_cache/gtpo-qwen-gsm8k-g8-s1" in compiled
-
-
-def test_a_long_evaluation_is_split_over_the_gpus(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_share_the_runs_and_long_evaluations(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """GSM8K takes four hours and a half for the base and three runs: 1,319 problems, k = 32, 0.1 s.
 
     The first shard fails if the second does not start beside it.
     """
     (sandbox / "wait").write_text("1/3 gsm8k last until 2/3 gsm8k last")
-    argv = ["fig2", "--scale", "paper", "--seeds", "1", "--only", "llama-gsm8k"]
-    assert sandbox.reproduce(*argv, "--gpus", "3", "0", "1") == 0
-    spans = {name: (start, end) for name, _, start, end in sandbox.spans()}
+    argv = ["fig2", "--scale", "paper", "--seeds", "1", "--only", "gsm8k", "--gpus", "3", "MIG-a", "0"]
+    assert sandbox.reproduce(*argv) == 0
+    spans = sandbox.spans()
+    assert {gpu for _, gpu, _, _ in spans} == {"3", "MIG-a", "0"}
+    overlap = [(a, b) for a, b in itertools.combinations(spans, 2) if a[2] < b[3] and b[2] < a[3]]
+    assert overlap and all(a[1] != b[1] for a, b in overlap)  # at the same time, on different GPUs
+    times = {name: (start, end) for name, _, start, end in spans}
+    runs = {name for name in times if " " not in name}
+    for name in times.keys() - runs:  # an evaluation or a shard
+        evaluated = runs.intersection(name.split())
+        assert evaluated and len({"qwen" in run for run in evaluated}) == 1
+        assert all(times[run][1] <= times[name][0] for run in evaluated)
     for at in ("last", "best"):
-        [whole] = [name for name in spans if name.startswith(f"evaluate:gsm8k:{at} ")]
-        runs = whole.split()[1:]
-        assert len(runs) >= 3
-        for number in "123":
-            start, end = spans[" ".join([f"{number}/3 gsm8k {at}", *runs])]
-            assert end <= spans[whole][0] and all(spans[run][1] <= start for run in runs)
-    assert len(list((sandbox / "outputs/reproduce/paper/logs").glob("evaluate-llama-gsm8k-last-[123]-of-3.log"))) == 3
+        [whole] = [name for name in times if name.startswith(f"evaluate:gsm8k:{at} ") and "llama" in name]
+        shards = [whole.replace(f"evaluate:gsm8k:{at}", f"{number}/3 gsm8k {at}") for number in (1, 2, 3)]
+        assert all(times[shard][1] <= times[whole][0] for shard in shards)
+    root = sandbox / "outputs/reproduce/paper"
+    assert len([*root.glob("logs/evaluate-llama-gsm8k-last-[123]-of-3.log")]) == 3
+    compiled = {path.read_text() for path in root.glob("*/compiled")}
+    assert len(compiled) == len(runs) == 14 and "unsloth_compiled_cache/gtpo-qwen-gsm8k-g8-s1" in compiled
     assert "failed" not in capsys.readouterr().out
     sandbox.calls()
-    assert sandbox.reproduce(*argv, "--gpus", "3", "0") == 0 and sandbox.calls() == []
+    assert sandbox.reproduce(*argv) == 0 and sandbox.calls() == []
 
 
 @pytest.mark.slow
