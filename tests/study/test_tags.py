@@ -50,7 +50,7 @@ def test_the_metrics_of_a_step(build: Any) -> None:
     logps = torch.full(batch["completion_mask"].shape, -2.0)
     metrics = trainer.objective(logps, torch.zeros_like(logps), batch)[1].metrics
     assert str([float(metrics[name]) for name in TAG_METRICS]) == "[-2.0, nan, -2.0, -2.0]"
-    assert float(metrics["guesses"]) == approx(100 * batch["is_guess"].float().mean()) > 0
+    assert float(metrics["guesses"]) == approx(100 * float(batch["is_guess"].float().mean()))
 
 
 def test_the_correction_on_tags_weights_shared_tags_alone(build: Any, tiny: Path) -> None:
