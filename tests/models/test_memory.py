@@ -1,6 +1,5 @@
 """The estimate of ``--dry_run`` against models built on the meta device and against published sizes."""
 
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -19,8 +18,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from gtpo.arguments import Settings
@@ -47,23 +44,14 @@ from gtpo.reports.summary import start_lines
 TABLES = tables_of(__file__)
 
 
-def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
-    """The settings of a dry run, from the preset and the flags."""
-    return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
+def settings_of(flags: str = "", method: str = "gtpo", model: str = "llama") -> Settings:
+    """The settings of a dry run, from the preset and the flags, in which CONFIGS is the directory of the configs."""
+    words = flags.replace("CONFIGS", str(CONFIGS)).split()
+    return parsed("--model", model, "--run_name", "x", "--dry_run", *words, method=method)
 
 
-def words_of(argv: str) -> list[str]:
-    """Flags of a table, with the directory of the configs."""
-    return argv.replace("CONFIGS", str(CONFIGS)).split()
-
-
-ONE = ("--per_device_train_batch_size", "1")  # a micro-batch of one completion
-SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false", *ONE).to_dict()
-
-
-def comments(text: str) -> list[str]:
-    """The lines of the plan; the settings stand above them."""
-    return [line for line in text.splitlines() if line.startswith("# ")]
+ONE = "--per_device_train_batch_size 1"  # a micro-batch of one completion
+SETTINGS = settings_of(f"--G 12 --load_in_4bit false {ONE}").to_dict()
 
 
 def on_meta(shape: Shape) -> Any:
@@ -79,10 +67,10 @@ def on_meta(shape: Shape) -> Any:
         "tie_word_embeddings": shape.tied,
     }
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig(**sizes)) if not shape.tied else Qwen2ForCausalLM(Qwen2Config(**sizes))
+        return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
-@pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64), ("tiny", 32)])
+@pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64)])
 def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None:
     shape = KNOWN[name]
     parts = estimate(shape, SETTINGS | {"lora_rank": rank})
@@ -98,9 +86,8 @@ def test_training_all_weights_needs_sixteen_bytes_a_parameter() -> None:
     shape = KNOWN["qwen"]
     settings = SETTINGS | {"lora_rank": 0, "backend": "transformers", "use_vllm": False, "optim": "adamw_torch"}
     parts = estimate(shape, settings)
-    weights = sum(p.numel() for p in on_meta(shape).parameters())
-    found = [parts[name] * GIB / weights for name in ("weights", "gradients", "optimizer", "LoRA")]
-    assert found == pytest.approx([4, 4, 8, 0], rel=2e-3)  # norms are not counted
+    weights = (shape.projections + shape.embeddings) / GIB
+    assert [parts[name] / weights for name in ("weights", "gradients", "optimizer", "LoRA")] == [4, 4, 8, 0]
     assert "reference" not in parts and estimate(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
 
 
@@ -110,84 +97,69 @@ def test_llama_matches_published_sizes() -> None:
     assert parts["KV cache"] == pytest.approx(8.06, abs=0.01)  # 12 x 5,500 tokens of 128 KiB
 
 
-@pytest.mark.parametrize(
-    ("settings", "weights", "lora", "graphs"),
-    TABLES["what_vllm_holds"],
-)
-def test_what_vllm_holds(
-    settings: dict[str, Any], weights: float | None, lora: float | None, graphs: float | None
-) -> None:
+@pytest.mark.parametrize(("settings", "expected"), TABLES["what_vllm_holds"])
+def test_what_vllm_holds(settings: dict[str, Any], expected: dict[str, float]) -> None:
     parts = estimate(KNOWN["llama"], SETTINGS | settings)
-    found = [parts.get(f"vLLM's {name}") for name in ("weights", "LoRA", "activations and graphs")]
-    assert found == [size and pytest.approx(size, abs=0.01) for size in (weights, lora, graphs)]
+    found = {name: size for name, size in parts.items() if "vLLM" in name}
+    assert found == {f"vLLM's {name}": pytest.approx(size, abs=0.01) for name, size in expected.items()}
 
 
 def test_the_plan_is_a_config_of_its_settings(tmp_path: Path) -> None:
     """Of a run with a preset's own values, given values, derived ones, and those of another model than the preset's."""
-    for argv in (
-        ["--gamma", "0.25", "--G", "8", "--prompts_per_step", "2", "--eval_rows", "5", "--system_prompt", "none"],
-        ["--backend", "transformers", "--use_vllm", "false", "--reward", "format", "--save_steps", "0.25"],
+    for flags in (
+        "--gamma 0.25 --G 8 --prompts_per_step 2 --eval_rows 5 --system_prompt none",
+        "--backend transformers --use_vllm false --reward format --save_steps 0.25",
     ):
-        settings = settings_of(*argv)
+        settings = settings_of(flags)
         (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10))
         again = parsed("--config", str(tmp_path / "run.yaml"), "--dry_run")
         assert again.to_dict() == settings.to_dict()
-        assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
+        assert len(settings.changed_settings()) <= 9
 
 
-@pytest.mark.parametrize(("argv", "expected"), TABLES["hours"])
-def test_hours_of_a_run_and_of_a_collapse(argv: str, expected: list[str]) -> None:
-    steps = 7500 if "math" in argv else 7473
-    lines = hours(settings_of(*words_of(argv), "--max_steps", str(steps)), steps)
-    text = lines[0]
-    assert re.findall(r"(?<![A-Z])\b[\d.]+\b", text)[:3] == expected
-    assert ("not known" in text) == (len(expected) == 2)
-    plan = describe_plan(settings_of(*words_of(argv), "--max_steps", str(steps)), 0)
-    assert "".join(f"# hours: {line}\n" for line in lines) in plan
+@pytest.mark.parametrize(("flags", "expected"), TABLES["hours"])
+def test_hours_of_a_run_and_of_a_collapse(flags: str, expected: list[str]) -> None:
+    settings = settings_of(flags)
+    lines = hours(settings, settings.trainer.max_steps)
+    assert len(lines) == len(expected)
+    for line, words in zip(lines, expected, strict=True):
+        assert re.search(words, line)
+        assert f"# hours: {line}\n" in describe_plan(settings, 0)
 
 
-@pytest.mark.parametrize(("argv", "expected"), TABLES["hours_on_an_h100"])
-def test_the_hours_on_an_h100_by_its_measured_step(argv: str, expected: list[str] | None) -> None:
-    lines = hours(settings_of(*words_of(argv)), 7473)[1:]
-    assert (re.findall(r"\b\d+\.\d\b", lines[0]) if lines else None) == expected
-    assert not lines or "on an H100" in lines[0]
-
-
-@pytest.mark.parametrize(("argv", "size", "expected"), TABLES["saved_in_16_bits"])
-def test_what_16_bits_would_save(argv: str, size: float, expected: list[str] | None) -> None:
+@pytest.mark.parametrize(("flags", "size", "expected"), TABLES["saved_in_16_bits"])
+def test_what_16_bits_would_save(flags: str, size: float, expected: list[str] | None) -> None:
     """Hours saved, and in 4 bits."""
-    text = saved_in_16_bits(settings_of(*words_of(argv)), size)
+    text = saved_in_16_bits(settings_of(flags), size)
     assert (re.findall(r"\b\d+\.\d\b", text) if text else None) == expected
 
 
-@pytest.mark.parametrize(
-    ("argv", "size", "words"),
-    TABLES["what_does_not_fit_and_what_it_would_take"],
-)
-def test_what_does_not_fit_and_what_it_would_take(argv: tuple[str, ...], size: float, words: str | None) -> None:
-    found = verdict(KNOWN["llama"], settings_of("--G", "12", *ONE, *argv).to_dict(), size, size)
+@pytest.mark.parametrize(("flags", "size", "words"), TABLES["what_does_not_fit_and_what_it_would_take"])
+def test_what_does_not_fit_and_what_it_would_take(flags: str, size: float, words: str | None) -> None:
+    found = verdict(KNOWN["llama"], settings_of(f"--G 12 {ONE} {flags}").to_dict(), size, size)
     assert found is None if words is None else words in str(found)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "rows", "held", "share"),
+    ("gpu", "expected"),
     [
         # 0.4 x 22.1 - 5.31 - 1.25 - 1.28 = 1.00 GiB for completions of 0.67; all: 15.9 GiB, 0.72 of 22.1
-        ("24 GB (L4)", 6, "1 of 12", "0.72"),
-        ("40 GB (A100)", 12, "11 of 12", "0.41"),
-        ("80 GB (A100, H100)", 12, "12 of 12", None),
+        ("24 GB (L4)", "up to 6; .* 1 of 12 .*--gpu_memory_utilization 0.72` has room for all"),
+        ("40 GB (A100)", "up to 12; .* 11 of 12 .*--gpu_memory_utilization 0.41` has room for all"),
+        ("80 GB (A100, H100)", "up to 12; .* 12 of 12 completions at the maximum length$"),
     ],
 )
-def test_what_fits_a_gpu(gpu: str, rows: int, held: str, share: str | None) -> None:
-    text = fit(KNOWN["llama"], settings_of("--G", "12").to_dict(), GPUS[gpu])
-    assert f"--per_device_train_batch_size up to {rows};" in text and f" {held} " in text
-    assert re.findall(r"--gpu_memory_utilization ([\d.]+)", text) == ([share] if share else [])
+def test_what_fits_a_gpu(gpu: str, expected: str) -> None:
+    text = fit(KNOWN["llama"], settings_of("--G 12").to_dict(), GPUS[gpu])
+    assert re.search(f"--per_device_train_batch_size {expected}", text)
 
 
-@pytest.mark.parametrize(("argv", "gib", "rows"), TABLES["micro_batch"])
-def test_the_micro_batch_is_as_large_as_fits(argv: str, gib: float | None, rows: int, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(("flags", "gib", "rows"), TABLES["micro_batch"])
+def test_the_micro_batch_is_as_large_as_fits(
+    flags: str, gib: float | None, rows: int, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: gib)
-    settings = settings_of(*words_of(argv))
+    settings = settings_of(flags)
     assert settings.trainer.per_device_train_batch_size == rows
     line = f"# micro-batch: {rows} of {settings.completions_per_step}"
     assert line + ("\n" if gib else ", planned for 80 GB (A100, H100)\n") in describe_plan(settings, 10)
@@ -196,124 +168,109 @@ def test_the_micro_batch_is_as_large_as_fits(argv: str, gib: float | None, rows:
 def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: MonkeyPatch) -> None:
     """Of 12 completions two processes have 6 each; of 24 three have 8, of which a group of 12 has 4."""
     monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
-    values = settings_of("--backend", "transformers").to_dict()
+    values = settings_of("--backend transformers").to_dict()
     assert [derived_micro_batch(values, processes) for processes in (1, 2, 12)] == [12, 6, 1]
     assert derived_micro_batch(values | {"prompts_per_step": 2}, 3) == 4
 
 
-def test_without_an_estimate_a_micro_batch_is_one(tmp_path: Path) -> None:
-    MixtralConfig().save_pretrained(tmp_path)
-    assert derived_micro_batch(SETTINGS | {"model": str(tmp_path)}, 1) == 1
-
-
 def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    """Of a run that was started on a smaller GPU, or before the micro-batch was derived."""
+    """Of a run that was started on a smaller GPU."""
     monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
+    sizes = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     stored = settings_of().to_dict()
-    assert (stored["per_device_train_batch_size"], stored["gradient_accumulation_steps"]) == (6, 2)
+    assert stored.items() >= sizes.items()
     monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
-    for size in (6, 1):
-        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 12 // size}
-        write_settings(tmp_path / "config.yaml", stored | sizes | {"output_dir": str(tmp_path)})
-        again = parsed("--resume", str(tmp_path), "--dry_run").to_dict()
-        assert {name: again[name] for name in sizes} == sizes
+    write_settings(tmp_path / "config.yaml", stored | {"output_dir": str(tmp_path)})
+    assert parsed("--resume", str(tmp_path), "--dry_run").to_dict().items() >= sizes.items()
 
 
-def test_a_plan_lists_the_gpus_or_this_machine(monkeypatch: MonkeyPatch) -> None:
+def test_a_plan_lists_the_gpus_and_this_machine(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
-    lines = comments(describe_plan(settings_of("--G", "12"), rows=10))
-    listed = [line.split(": ")[0] for line in lines if line.startswith("#   ")][1:]
-    assert listed == ["#   this machine, 24.0 GiB", *(f"#   {name}" for name in GPUS)]
-    small = []
-    large = []
-    for size, found in ((0.5, small), (64.0, large)):
-        monkeypatch.setattr(memory, "_host_memory", lambda size=size: size)
-        found += comments(describe_plan(settings_of(model="tiny"), rows=10))
-    assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
-    assert small[-2].endswith("fits, with --per_device_train_batch_size up to 8") and large[-2].endswith("up to 48")
+    plan = describe_plan(settings_of(), rows=10)
+    assert re.findall("^#   (.*?): ", plan, re.MULTILINE) == ["this machine, 24.0 GiB", *GPUS]
 
 
-def test_the_disk_of_a_plan(tmp_path: Path) -> None:
-    def disk(*argv: str) -> list[str]:
-        return [line for line in comments(describe_plan(settings_of(*argv), rows=10)) if "disk" in line]
-
-    assert disk("--max_steps", "1001", "--save_total_limit", "2") == ["# disk: 2 checkpoints of 2.0 GB, 4.0 GB in all"]
-    assert disk("--max_steps", "1000", "--save_steps", "0.1")[0].startswith("# disk: 10 checkpoints of 2.0 GB, 20.1 GB")
-    assert disk("--save_strategy", "no") == []
-
-
-def test_steps_follow_max_steps_or_epochs() -> None:
-    four = ("--prompts_per_step", "4")
-    assert "10 steps of 4 prompts x 12" in describe_plan(settings_of(*four, "--max_steps", "10"), rows=100)
-    assert "75 steps of 4 prompts" in describe_plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
+@pytest.mark.parametrize(("size", "rows"), [(0.5, 8), (64.0, 48)])
+def test_a_plan_for_a_cpu_is_for_its_memory(size: float, rows: int, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_host_memory", lambda: size)
+    plan = describe_plan(settings_of(model="tiny"), rows=10)
+    assert "# host memory: 1.8 GiB" in plan and "vLLM" not in plan
+    assert f"#   this machine, {size} GiB: fits, with --per_device_train_batch_size up to {rows}\n" in plan
 
 
-def test_the_shape_of_a_local_model_is_read(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--max_steps 1001 --save_total_limit 2", ["2 checkpoints of 2.0 GB, 4.0 GB in all"]),
+        ("--max_steps 1000 --save_steps 0.1", ["10 checkpoints of 2.0 GB, 20.1 GB in all"]),
+        ("--save_strategy no", []),
+    ],
+)
+def test_the_disk_of_a_plan(flags: str, expected: list[str]) -> None:
+    assert re.findall("^# disk: (.*)", describe_plan(settings_of(flags), rows=10), re.MULTILINE) == expected
+
+
+@pytest.mark.parametrize(("flags", "steps"), [("--max_steps 10", 10), ("--num_train_epochs 3", 75)])
+def test_steps_follow_max_steps_or_epochs(flags: str, steps: int) -> None:
+    plan = describe_plan(settings_of(f"--prompts_per_step 4 {flags}"), rows=100)
+    assert f"{steps} steps of 4 prompts x 12" in plan
+
+
+def test_the_size_of_a_model_is_read_from_its_config(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Its scale: parameters without the embeddings, and the context. What has no estimate has a context."""
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
-    assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 160, 480, 2, 4, 4, 40, tied=False)
+    vocabulary = AutoConfig.from_pretrained(tiny).vocab_size
+    assert shape_of(str(tiny)) == Shape(vocabulary, 160, 480, 2, 4, 4, 40, tied=False)
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
-    vocabulary = AutoConfig.from_pretrained(TINY_BASE).vocab_size
-    assert shape_of(str(TINY_BASE)) == dataclasses.replace(KNOWN["tiny"], vocab_size=vocabulary)
-    for config in (None, GPT2Config(), MixtralConfig()):
-        if config:
-            config.save_pretrained(tmp_path)
-        with refused(config.model_type if config else "config"):
-            shape_of(str(tmp_path))
-    with refused("owner/name"):
-        shape_of("owner/name")
+    assert scale_of(str(TINY_BASE))[0] == KNOWN["tiny"].projections
 
+    def has_no_estimate(model: str, why: str, context: float) -> None:
+        with refused(why):
+            shape_of(model)
+        assert scale_of(model) == (math.inf, context)
+        assert derived_micro_batch(SETTINGS | {"model": model}, 1) == 1
 
-def test_a_model_has_the_scale_of_its_config(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    """Parameters without the embeddings, and the context; what has no estimate has a context."""
-    monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
-    tiny = scale_of(str(TINY_BASE))
-    assert tiny[0] == KNOWN["tiny"].projections
-    assert scale_of("owner/name") == scale_of(str(tmp_path)) == (math.inf, math.inf)
+    has_no_estimate("owner/name", "owner/name", math.inf)
+    has_no_estimate(str(tmp_path), "config", math.inf)
     for config, context in ((GPT2Config(n_positions=512), 512), (MixtralConfig(max_position_embeddings=4096), 4096)):
         config.save_pretrained(tmp_path)
-        assert scale_of(str(tmp_path)) == (math.inf, context)
+        has_no_estimate(str(tmp_path), config.model_type, context)
 
 
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("gtpo", "learning rate 1e-06, Adam 0.999999 / 0.999999, beta 0, G 8, completions to 1500 tokens"),
-        ("grpo", "learning rate 1e-06, Adam 0.9 / 0.95, beta 1e-06, G 8, completions to 1500 tokens"),
+        ("grpo", "learning rate 1e-06, Adam 0.9 / 0.95, beta 1e-06, G 12, completions to 1500 tokens"),
         ("sft", "learning rate 1e-06, Adam 0.9 / 0.95, sequences of at most 5500 tokens"),
     ],
 )
 def test_plan_and_start_show_the_same_settings(method: str, expected: str) -> None:
-    settings = settings_of(*(["--G", "8"] if method != "sft" else []), method=method)
+    settings = settings_of(method=method)
     assert f"# {expected}\n" in describe_plan(settings, 10)
     assert start_lines(settings, 10, 10)[-1] == expected
 
 
-PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
-PRESETS += [(method, "own") for method in CLASSES]
+PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in (CONFIGS / method).glob("*.yaml")]
 
 
-@pytest.mark.parametrize(("method", "model"), PRESETS)
+@pytest.mark.parametrize(("method", "model"), sorted(PRESETS) + [(method, "own") for method in CLASSES])
 def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     """SFT too, which has a maximum length in place of completions, and no KV cache."""
     model = {"own": str(tiny), "quick": "llama"}.get(model, model)
     settings = settings_of(method=method, model=model)
-    text = describe_plan(settings, rows=1000)
-    assert " memory: " in text
+    assert " memory: " in describe_plan(settings, rows=1000)
     assert (estimate(shape_of(model), settings.to_dict())["KV cache"] > 0) == (method != "sft")
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen"])
-def test_the_table_of_the_documentation_has_the_estimates(model: str) -> None:
+def test_the_documentation_has_the_estimates(model: str) -> None:
+    parts = estimate(KNOWN[model], settings_of(ONE, model=model).to_dict())
+    columns = [["weights"], ["LoRA", "gradients", "optimizer"], ["activations", "head"], ["KV cache"]]
+    columns += [["vLLM's LoRA"], ["vLLM's activations and graphs"]]
+    sizes = [sum(parts.pop(name) for name in names) for names in columns]
+    training = sizes[1] + sizes[2]
     text = (CONFIGS.parent / "docs" / "gpu.md").read_text()
     (row,) = re.findall(rf"^\| {model} \| (.+) \|$", text, re.MULTILINE)
-    columns = (("weights",), ("LoRA", "gradients", "optimizer"), ("activations", "head"), ("KV cache",))
-    columns += (("vLLM's LoRA",), ("vLLM's activations and graphs",))
-    parts = estimate(KNOWN[model], settings_of(*ONE, model=model).to_dict())
-    assert {name for names in columns for name in names} == parts.keys()
-    sizes = [sum(parts[name] for name in names) for names in columns]
+    assert parts == {}
     assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)
-    listed = rf"--model {model} .* ([\d.]+) GiB: vLLM ([\d.]+), training ([\d.]+),"
-    (total, engine, training) = re.findall(listed, text)[0]
-    vllm = sizes[0] + sum(sizes[3:])
-    assert (float(total), float(engine)) == pytest.approx((sum(sizes), vllm), abs=0.06)
-    assert float(training) == pytest.approx(sum(sizes) - vllm, abs=0.06)
+    assert f"{sum(sizes):.1f} GiB: vLLM {sum(sizes) - training:.1f}, training {training:.1f}, estimated" in text
