@@ -14,7 +14,7 @@ from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
 
 from gtpo.cli.parse import load_backend_of, read_command_line
-from gtpo.evaluation import sampling
+from gtpo.evaluation.sampling import choose_sampler
 from gtpo.models import backend
 from gtpo.models.backend import load_backend
 from gtpo.processes import limit_openmp_spinning
@@ -23,76 +23,66 @@ from train_gtpo import SETTINGS
 TABLES = tables_of(__file__)
 
 
+def backend_of(argv: str) -> str:
+    """The backend of ``train_gtpo.py argv``."""
+    return load_backend_of(read_command_line("gtpo", argv.split()), SETTINGS)
+
+
 def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -> None:
     """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
-    for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
+    for name in ("auto", "transformers"):
         with refused(r"7\.0"):
-            load()
-    assert load_backend_of(read_command_line("gtpo", ["--model", "llama", "--dry_run"]), SETTINGS) == "unsloth"
+            load_backend(name, "llama")
+    with refused(r"7\.0"):
+        choose_sampler("auto", tiny=True)
+    assert backend_of("--model llama --dry_run") == "unsloth"  # which needs neither GPU nor Unsloth
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
     assert load_backend("transformers") == "transformers"
 
 
-def choose_sampler() -> None:
-    sampling.choose_sampler("auto", tiny=True)
+OF_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 @pytest.mark.parametrize(
-    ("capability", "before", "after"),
+    ("capability", "given", "expected"),
     [
-        ((8, 0), None, "0"),  # without nvcc and ninja its kernels cannot be compiled
-        ((8, 0), "1", "1"),  # the choice of the user, or of Unsloth, which has looked for both
-        ((7, 5), "1", "0"),  # Unsloth's, which vLLM refuses there
+        ((8, 0), {}, "0"),  # without nvcc and ninja its kernels cannot be compiled
+        ((8, 0), {OF_SAMPLER: "1"}, "1"),  # the choice of the user, or of Unsloth, which has looked for both
+        ((7, 5), {OF_SAMPLER: "1"}, "0"),  # Unsloth's, which vLLM refuses there
     ],
 )
 def test_vllm_samples_with_its_own_kernels(
-    capability: tuple[int, int], before: str | None, after: str, gpu: None, monkeypatch: MonkeyPatch
+    capability: tuple[int, int], given: dict[str, str], expected: str, gpu: None, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
-    with mock.patch.dict(os.environ, {} if before is None else {"VLLM_USE_FLASHINFER_SAMPLER": before}):
-        if before is None:
-            os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None)
-        os.environ.pop("UNSLOTH_VLLM_NO_FLASHINFER", None)
+    with mock.patch.dict(os.environ, given, clear=True):
         load_backend("transformers")
-        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == after
-        assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (after == "0")  # Unsloth would set 1 again
+        assert os.environ[OF_SAMPLER] == expected
+        assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (expected == "0")  # Unsloth would set 1 again
 
 
-LLAMA = ["--model", "llama"]
-
-
-@pytest.mark.parametrize("argv", [[], LLAMA, ["--backend", "auto"], ["--backend=transformers"]])
-def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
-    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == "transformers"
+@pytest.mark.parametrize("argv", ["", "--model llama", "--backend=transformers"])
+def test_without_gpu_the_backend_is_transformers(argv: str, no_gpu: None) -> None:
+    assert backend_of(argv) == "transformers"
 
 
 @pytest.mark.parametrize(
-    ("argv", "text", "expected"),
+    ("argv", "expected"),
     [
-        ([], "", "transformers"),  # the default is --model tiny
-        (["--model=tiny"], "", "transformers"),
-        ([*LLAMA, "--backend", "transformers"], "", "transformers"),
-        ([], "backend: transformers\nmodel: llama\n", "transformers"),  # a YAML key is a flag
-        ([], "model: tiny\n", "transformers"),
-        ([*LLAMA, "--dry_run"], "", "unsloth"),  # which needs no Unsloth
+        ("", "transformers"),  # the default is --model tiny
+        ("--model=tiny", "transformers"),
+        ("--model llama --backend transformers", "transformers"),
+        ("--config mine.yaml", "transformers"),  # a YAML key is a flag
+        ("--model llama", "unsloth"),
+        ("--backend unsloth", "unsloth"),
     ],
 )
 def test_with_gpu_flags_and_files_choose_the_backend(
-    argv: list[str], text: str, expected: str, gpu: None, tmp_path: Path
+    argv: str, expected: str, unsloth: FakeUnsloth, here: Path
 ) -> None:
-    if text:
-        (tmp_path / "settings.yaml").write_text(text)
-        argv = ["--config", str(tmp_path / "settings.yaml")]
-    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == expected
-
-
-# with a fake Unsloth
-
-
-@pytest.mark.parametrize("argv", [LLAMA, ["--backend", "unsloth"]])
-def test_on_a_gpu_unsloth_is_the_backend(argv: list[str], unsloth: FakeUnsloth) -> None:
-    assert load_backend_of(read_command_line("gtpo", argv), SETTINGS) == "unsloth"
+    (here / "mine.yaml").write_text("backend: transformers\nmodel: llama\n")
+    assert backend_of(argv) == expected
 
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
@@ -100,21 +90,22 @@ def test_another_version_of_a_gpu_package_is_refused(
     package: str, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM 0.28 and later need a plugin for 4-bit weights, and Unsloth does not stop if a package is missing."""
-    for found, allowed in (("9.9", False), ("9.9", True), (None, True)):
-        monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: found}).get)
-        monkeypatch.setenv("GTPO_ALLOW_VERSIONS", str(int(allowed)))
-        if found and allowed:
-            assert load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS) == "unsloth" and package in caplog.text
-            continue
-        with refused(f"{package} {backend.GPU_PACKAGES[package]}.*{found or 'none'}"):
-            load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS)
-        assert found is None or caplog.messages == []
+    pinned = backend.GPU_PACKAGES[package]
+    found = backend.GPU_PACKAGES | {package: "9.9"}
+    monkeypatch.setattr(backend, "installed_version", found.get)
+    with refused(f"{package} {pinned}.*9.9"):
+        backend_of("--model llama")
+    monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
+    assert backend_of("--model llama") == "unsloth" and package in caplog.text
+    del found[package]
+    with refused(f"{package} {pinned}.*none"):
+        backend_of("--model llama")
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with refused("unsloth_compiled_cache"):
-        load_backend_of(read_command_line("gtpo", LLAMA), SETTINGS)
+        backend_of("--model llama")
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
@@ -125,10 +116,7 @@ def test_a_package_imported_before_unsloth_is_named(package: str, unsloth: Any, 
         load_backend("unsloth", "llama")
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    TABLES["threads_spin_for_a_moment_unless_the_user_says_otherwise"],
-)
+@pytest.mark.parametrize(("given", "expected"), TABLES["threads_spin_for_a_moment_unless_the_user_says_otherwise"])
 def test_threads_spin_briefly_unless_the_user_decides(given: dict[str, str], expected: dict[str, str]) -> None:
     environment = dict(given)
     limit_openmp_spinning(environment)
@@ -138,40 +126,32 @@ def test_threads_spin_briefly_unless_the_user_decides(given: dict[str, str], exp
 @pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft", "evaluate"])
 def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> None:
     code = f"import sys, os, {script}; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP"))}
-    completed = run_process([sys.executable, "-c", code], env=environment)
+    completed = run_process([sys.executable, "-c", code], env={"OMP_NUM_THREADS": "1"})
     assert completed.stdout.split() == ["3000", "False"], completed.stderr
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+FOLDER = "VLLM_TUNED_CONFIG_FOLDER"
+
+
 @pytest.mark.parametrize(
-    ("version", "gpu_name", "named", "expected"),
+    ("version", "gpu_name", "given", "expected"),
     [
-        ("0.27.1", "NVIDIA H100 80GB HBM3", None, "0.27"),
-        ("0.27.9", "NVIDIA H100 80GB HBM3", None, "0.27"),
-        ("0.28.0", "NVIDIA H100 80GB HBM3", None, None),  # other kernels
-        ("0.27.1", "NVIDIA H100 PCIe", None, None),
-        ("0.27.1", "NVIDIA H100 80GB HBM3", "/mine", "/mine"),
-        (None, "NVIDIA H100 80GB HBM3", None, None),
+        ("0.27.9", H100, {}, "0.27"),
+        ("0.28.0", H100, {}, None),  # other kernels
+        ("0.27.1", "NVIDIA H100 PCIe", {}, None),
+        ("0.27.1", H100, {FOLDER: "/mine"}, "/mine"),
+        (None, H100, {}, None),
     ],
 )
 def test_tuned_kernels_are_those_of_this_gpu_and_vllm(
-    version: str | None,
-    gpu_name: str,
-    named: str | None,
-    expected: str | None,
-    gpu: None,
-    tmp_path: Path,
-    monkeypatch: MonkeyPatch,
+    version: Any, gpu_name: str, given: Any, expected: Any, gpu: None, here: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    (tmp_path / "0.27").mkdir()
-    (tmp_path / "0.27" / "NVIDIA_H100_80GB_HBM3_SHRINK.json").write_text("{}")
-    monkeypatch.setattr(backend, "TUNED_KERNELS", tmp_path)
+    (here / "0.27").mkdir()
+    (here / "0.27" / "NVIDIA_H100_80GB_HBM3_SHRINK.json").touch()
+    monkeypatch.setattr(backend, "TUNED_KERNELS", Path())
     monkeypatch.setattr(backend, "installed_version", lambda package: version)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: gpu_name)
-    monkeypatch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
-    if named:
-        monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", named)
-    backend.use_tuned_kernels()
-    found = os.environ.get("VLLM_TUNED_CONFIG_FOLDER")
-    monkeypatch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
-    assert found == (str(tmp_path / expected) if expected else None)
+    with mock.patch.dict(os.environ, given, clear=True):
+        backend.use_tuned_kernels()
+        assert os.environ.get(FOLDER) == expected
