@@ -29,7 +29,9 @@ from train_gtpo import SETTINGS
 
 TABLES = tables_of(__file__)
 
-LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+GATED = GatedRepoError("403", response=RESPONSE)
 
 
 @dataclass
@@ -39,28 +41,14 @@ class Machine:
     cache: Path
     driver: str = "580.65.06"
     capability: tuple[int, int] = (8, 0)
-    free: float = 79.0  # GiB
-    total: float = 80.0
-    hub: BaseException | None = None  # what a request to the Hub raises
-    access: BaseException | None = None
-    user: BaseException | None = None  # what a request for the user of the token raises
+    free: float = 79.0  # of 80 GiB
+    errors: dict[str, Exception] = field(default_factory=dict)  # of requests to the Hub
     requests: list[str] = field(default_factory=list)
 
-    def head(self, url: str, timeout: float) -> None:
-        self.requests.append("head")
-        if self.hub:
-            raise self.hub
-
-    def auth_check(self, model: str) -> None:
-        self.requests.append("auth_check")
-        if self.access:
-            raise self.access
-
-    def whoami(self) -> dict[str, str]:
-        self.requests.append("whoami")
-        if self.user:
-            raise self.user
-        return {"name": "me"}
+    def ask(self, request: str) -> None:
+        self.requests.append(request)
+        if request in self.errors:
+            raise self.errors[request]
 
 
 def see_gpu(monkeypatch: MonkeyPatch, seen: bool) -> None:
@@ -77,11 +65,11 @@ def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
         "subprocess.run": lambda command, **_: SimpleNamespace(stdout=f"{machine.driver}\n"),
         "shutil.which": lambda name, path=None: name,
         "torch.cuda.get_device_capability": lambda *_: tuple(machine.capability),
-        "torch.cuda.mem_get_info": lambda *_: (int(machine.free * GIB), int(machine.total * GIB)),
+        "torch.cuda.mem_get_info": lambda *_: (int(machine.free * GIB), 80 * GIB),
         "huggingface_hub.constants.HF_HUB_CACHE": str(machine.cache),
-        "huggingface_hub.get_session": lambda: machine,
-        "huggingface_hub.auth_check": machine.auth_check,
-        "huggingface_hub.whoami": machine.whoami,
+        "huggingface_hub.get_session": lambda: SimpleNamespace(head=lambda url, timeout: machine.ask("head")),
+        "huggingface_hub.auth_check": lambda model: machine.ask("auth_check"),
+        "huggingface_hub.whoami": lambda: machine.ask("whoami"),
         "gtpo.models.preflight.is_installed": lambda package: True,  # vLLM
     }
     for name, value in replacements.items():
@@ -102,28 +90,17 @@ def settings_of(*argv: str, model: str = "llama") -> Settings:
     return settings
 
 
-def faults(backend: str = "unsloth", *argv: str, model: str = "llama") -> list[preflight.Check]:
-    """The checks that fail."""
-    return [check for check in checks(settings_of(*argv, model=model), backend) if check.fault]
-
-
-def names_of(found: list[preflight.Check]) -> list[tuple[str, bool]]:
-    """Name, and whether it is fatal."""
-    return [(check.name, check.fatal) for check in found]
-
-
-def response(status: int) -> httpx.Response:
-    return httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co"))
+def faults(backend: str = "unsloth", *argv: str) -> list[tuple[str, bool, str]]:
+    """The checks that fail: name, whether it is fatal, and the sentence."""
+    found = checks(settings_of(*argv), backend)
+    return [(check.name, check.fatal, check.fault) for check in found if check.fault]
 
 
 # ---- the machine ----
 
 
 OLD = "550.54.15"
-IN_4_BITS = ("unsloth",)
 IN_16_BITS = ("transformers", "--load_in_4bit", "false", "--use_vllm", "false")
-TRL_VLLM = ("transformers", "--load_in_4bit", "false", "--use_vllm", "true")
-RUNS = {"4 bits": IN_4_BITS, "16 bits": IN_16_BITS, "TRL": TRL_VLLM}
 
 
 def test_an_older_driver_is_named_without_a_gpu(
@@ -144,57 +121,46 @@ def test_an_older_driver_is_named_without_a_gpu(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize(("change", "run", "name", "fatal", "words"), TABLES["a_fault_of_the_machine"])
+@pytest.mark.parametrize(("change", "name", "fatal", "words"), TABLES["a_fault_of_the_machine"])
 def test_a_fault_of_the_machine(
-    change: dict[str, Any], run: str, name: str | None, fatal: bool, words: str, machine: Machine, monkeypatch: Any
+    change: dict[str, Any], name: str | None, fatal: bool, words: str, machine: Machine, monkeypatch: MonkeyPatch
 ) -> None:
     cuda = change.get("cuda", "12.8")
     monkeypatch.setattr(torch.version, "cuda", cuda)  # an installation replaces this PyTorch
     vars(machine).update(change)
-    found = faults(*RUNS[run])
-    assert names_of(found) == ([(name, fatal)] if name else [])
-    assert words in "".join(str(check.fault) for check in found)
+    found = faults()
+    assert [fault[:2] for fault in found] == ([(name, fatal)] if name else [])
+    assert not name or words in found[0][2]
 
 
 # ---- the Hub ----
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "model", "expected"),
-    [
-        (
-            GatedRepoError,
-            403,
-            "llama",
-            {IN_16_BITS: [("access to the model", True)], IN_4_BITS: [("access to the model", False)]},
-        ),
-        (RepositoryNotFoundError, 404, "Qwen/Qwen3-Nothing", {IN_16_BITS: []}),  # left to the download
-        (HfHubHTTPError, 502, "llama", {IN_16_BITS: []}),
-    ],
-)
-def test_access_to_a_model(
-    error: Any, status: int, model: str, expected: dict[Any, Any], machine: Machine, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)  # no config.json of the other one
-    machine.access = error(str(status), response=response(status))
-    for run, found in expected.items():
-        assert names_of(faults(*run, model=model)) == found
+def test_a_gated_model_is_fatal_without_a_copy_of_unsloth(machine: Machine) -> None:
+    machine.errors["auth_check"] = GATED
+    assert [fault[:2] for fault in faults(*IN_16_BITS)] == [("access to the model", True)]
+    assert [fault[:2] for fault in faults()] == [("access to the model", False)]
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_access_is_asked_where_a_download_can_follow(cached: bool, machine: Machine) -> None:
-    """Not for a cached model, which a token without access may train, and not without the Hub."""
-    machine.access = GatedRepoError("403", response=response(403))
-    if cached:
-        snapshot = machine.cache / f"models--{LLAMA.replace('/', '--')}"
-        for part, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
-            (snapshot / part).parent.mkdir(parents=True)
-            (snapshot / part).write_text(text)
-    assert names_of(faults(*IN_16_BITS)) == ([] if cached else [("access to the model", True)])
-    machine.hub = httpx.ConnectError("Name or service not known")
-    machine.requests.clear()
+@pytest.mark.parametrize("error", [RepositoryNotFoundError, HfHubHTTPError])
+def test_other_errors_of_the_hub_are_left_to_the_download(error: Any, machine: Machine) -> None:
+    machine.errors["auth_check"] = error("404", response=RESPONSE)
     assert faults(*IN_16_BITS) == []
-    assert machine.requests == ([] if cached else ["head"])
+
+
+def test_no_access_is_asked_for_a_cached_model(machine: Machine) -> None:
+    """A token without access may train it."""
+    snapshot = machine.cache / "models--meta-llama--Llama-3.1-8B-Instruct"
+    for part, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
+        (snapshot / part).parent.mkdir(parents=True)
+        (snapshot / part).write_text(text)
+    assert faults(*IN_16_BITS) == machine.requests == []
+
+
+def test_no_access_is_asked_without_the_hub(machine: Machine) -> None:
+    machine.errors["head"] = httpx.ConnectError("Name or service not known")
+    assert faults(*IN_16_BITS) == []
+    assert machine.requests == ["head"]
 
 
 @pytest.mark.parametrize("model", ["tiny", "{directory}", "a/b/c", "./missing/model"])
@@ -205,30 +171,15 @@ def test_what_is_no_hub_id_is_not_looked_up(model: str, machine: Machine, tmp_pa
     assert machine.requests == []
 
 
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (OSError("no route"), "no route: `hf auth login`"),
-        (LocalTokenNotFoundError("Token is required.\nMore."), "Token is required: `hf auth login`"),
-        (None, None),
-    ],
-)
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_an_upload_is_checked_before_the_training(
-    has_gpu: bool, error: Exception | None, sentence: str | None, machine: Machine, monkeypatch: MonkeyPatch
-) -> None:
-    see_gpu(monkeypatch, has_gpu)
-    machine.user = error
-    settings = settings_of("--push_to_hub", "true", model="tiny")
-    if sentence:
-        with refused(f"--push_to_hub: {sentence}"):
-            check_machine(settings, "transformers")
-    else:
-        check_machine(settings, "transformers")
-        assert machine.requests == ["whoami"]
-    machine.requests.clear()
+def test_an_upload_is_checked_before_the_training(machine: Machine, monkeypatch: MonkeyPatch) -> None:
+    see_gpu(monkeypatch, False)
     check_machine(settings_of(model="tiny"), "transformers")
-    assert machine.requests == []
+    settings = settings_of("--push_to_hub", "true", model="tiny")
+    check_machine(settings, "transformers")
+    assert machine.requests == ["whoami"]
+    machine.errors["whoami"] = LocalTokenNotFoundError("Token is required.\nMore.")
+    with refused("--push_to_hub: Token is required: `hf auth login`"):
+        check_machine(settings, "transformers")
 
 
 # ---- when they run ----
@@ -284,22 +235,16 @@ def test_scripts_check_before_they_download(
 def test_a_fatal_check_is_printed_and_exits_with_2(
     machine: Machine, monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def command(*argv: str) -> tuple[int, list[str]]:
-        """Exit code, and how each line begins."""
-        monkeypatch.setattr(sys, "argv", ["preflight.py", *argv])
-        code = 0
-        try:
-            preflight.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return code, [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()]
-
-    assert command("--model", "qwen") == (0, ["ok"])
-    machine.access = GatedRepoError("403", response=response(403))
-    assert command() == (0, ["ok", "warning"])  # Unsloth trains on its own copy
+    monkeypatch.setattr(sys, "argv", ["preflight.py"])
+    machine.errors["auth_check"] = GATED
+    preflight.main()
+    shown = capsys.readouterr().out
+    assert shown.startswith("ok: driver, compute capability\nwarning: meta-llama")  # Unsloth trains on its own copy
     machine.driver = OLD
     see_gpu(monkeypatch, False)
-    assert command() == (2, ["error", "warning"])
+    with pytest.raises(SystemExit, match="2"):
+        preflight.main()
+    assert capsys.readouterr().out.startswith("error: the NVIDIA driver")
 
 
 def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
@@ -307,17 +252,13 @@ def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho {OLD}\n")
     smi.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     command = [sys.executable, "-S", "-m", "gtpo.models.preflight", "--model", "qwen"]
-    ended = run_process(command, env=environment, code=2)
+    ended = run_process(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, code=2)
     assert ended.stderr == ""
     assert f"error: the NVIDIA driver is {OLD}" in ended.stdout
-    nothing = [sys.executable, "-S", "-c", "import yaml"]
-    assert "ModuleNotFoundError" in run_process(nothing, env=environment, code=1).stderr
 
 
 def test_first_light_checks_the_machine_before_it_installs() -> None:
     command = ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", "first-light"]
-    lines = run_process(command).stdout.splitlines()
-    preflight, install = ([i for i, line in enumerate(lines) if text in line] for text in ("preflight", "pip install"))
-    assert preflight and install and preflight[0] < install[0]
+    shown = run_process(command).stdout
+    assert 0 <= shown.find("preflight") < shown.find("pip install")
