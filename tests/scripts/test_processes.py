@@ -11,39 +11,43 @@ import pytest
 import torch
 from helpers.canned import GROUP, batch_of, trained_weights
 from helpers.files import read_json
-from helpers.scripts import run_process
-from helpers.weights import adapter_of, same_weights
+from helpers.runs import metrics_of
+from helpers.scripts import ROOT, run_process
+from helpers.weights import Weights, adapter_of, same_weights
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
 STEPS = 4
 SPEED = ("runtime", "samples_per_second", "steps_per_second")
-TIMING_METRICS = {"step_time", *(f"{split}_{name}" for split in ("train", "eval") for name in SPEED)}
+TIMES = {"step_time", "tokens_per_second", *(f"{split}_{name}" for split in ("train", "eval") for name in SPEED)}
+OF_BATCHES = ("std", "min_", "max_")  # of held-out rows: of each batch, then the mean over them
 
 
-def torchrun(
-    processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any] | list[dict[str, Any]], *flags: str
-) -> Path:
-    """Train in ``processes`` processes; return the directory with the weights and the log of rank 0."""
+def torchrun(processes: int, *argv: object, cwd: Path = ROOT) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run_process([sys.executable, *launch, *map(str, argv)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
+
+
+def train(processes: int, method: str, tiny: Path, out: Path, settings: Any, *flags: str) -> Path:
+    """Train a canned trainer in ``processes`` processes; the directory with the weights and the log of rank 0."""
     out.mkdir()
-    here = Path(__file__).parents[1]
-    run_process(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)),
-            *(str(here / "helpers" / "canned.py"), method, str(tiny), str(out), json.dumps(settings), *flags),
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1"},
-    )
+    torchrun(processes, ROOT / "tests/helpers/canned.py", method, tiny, out, json.dumps(settings), *flags)
     return out
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(
-            found[name], weight, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+def assert_close(found: Weights, expected: Weights) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def assert_same_log(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for row, other in zip(untimed(found), untimed(expected), strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +61,11 @@ def test_steps_match_one_process(
     single = build(method, "single", **settings)
     expected = trained_weights(single)
     split = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
-    out = torchrun(processes, method, tiny, tmp_path / "several", settings | split)
+    out = train(processes, method, tiny, tmp_path / "several", settings | split)
     assert_close(load_file(out / "weights.safetensors"), expected)
     log = read_json(out / "log.json")
-    assert len(log) == len(single.state.log_history) == STEPS + 1
-    for mine, other in zip(log, single.state.log_history, strict=True):
-        assert mine.keys() == other.keys()
-        for name in mine.keys() - TIMING_METRICS:
-            assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), (name, other["step"])
+    assert len(log) == STEPS + 1
+    assert_same_log(log, single.state.log_history)
 
 
 def test_held_out_metrics_match_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
@@ -73,17 +74,18 @@ def test_held_out_metrics_match_one_process(build: Any, tiny: Path, tmp_path: Pa
     single = build("gtpo", "single", per_device_eval_batch_size=5, **settings)
     expected = trained_weights(single)
     split = {"per_device_train_batch_size": GROUP // 2, "per_device_eval_batch_size": 2}
-    out = torchrun(2, "gtpo", tiny, tmp_path / "several", settings | split)
+    out = train(2, "gtpo", tiny, tmp_path / "several", settings | split)
     assert_close(load_file(out / "weights.safetensors"), expected)
-    logs = (read_json(out / "log.json"), single.state.log_history)
-    mine, other = ([row for row in log if "eval_reward" in row] for log in logs)
-    assert len(mine) == len(other) == 2 and len({row["eval_entropy"] for row in other}) == 2
-    of_batches = ("std", "min_", "max_")  # of each batch, then the mean over them
-    for found, single_row in zip(mine, other, strict=True):
-        assert found.keys() == single_row.keys()
-        for name in found:
-            if not any(part in name for part in of_batches) and name not in TIMING_METRICS:
-                assert found[name] == pytest.approx(single_row[name], rel=1e-4, abs=1e-5), name
+    mine, other = (
+        [
+            {name: value for name, value in row.items() if not any(part in name for part in OF_BATCHES)}
+            for row in log
+            if "eval_reward" in row
+        ]
+        for log in (read_json(out / "log.json"), single.state.log_history)
+    )
+    assert len(mine) == 2 and mine[0]["eval_entropy"] != mine[1]["eval_entropy"]
+    assert_same_log(mine, other)
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
@@ -94,7 +96,7 @@ def test_every_aggregation_matches_one_process(method: str, build: Any, tiny: Pa
     splits = {"grpo": halves, "dr_grpo": halves, "dapo": halves, "bnpo": ones}
     steps = {"max_steps": 3, "num_generations": GROUP // 2}
     each = [steps | {"loss_type": loss_type} | split for loss_type, split in splits.items()]
-    out = torchrun(2, method, tiny, tmp_path / "several", each)
+    out = train(2, method, tiny, tmp_path / "several", each)
     for number, loss_type in enumerate(["grpo", "dr_grpo", "dapo", "grpo"]):
         single = build("trl" if method == "grpo" else method, "one", loss_type=loss_type, **steps)
         assert_close(load_file(out / f"weights-{number}.safetensors"), trained_weights(single))
@@ -107,38 +109,20 @@ def test_fsdp2_gradients_match_one_process(method: str, build: Any, tiny: Path, 
     single.compute_loss(single.model, batch).backward()
     expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
     settings = {"per_device_train_batch_size": GROUP // 2}
-    out = torchrun(2, method, tiny, tmp_path / "sharded", settings, "--sharded")
+    out = train(2, method, tiny, tmp_path / "sharded", settings, "--sharded")
     assert_close(load_file(out / "weights.safetensors"), expected)
 
 
 def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> None:
-    argv = ["--model", str(tiny), "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
+    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
     argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
-    here = Path(__file__).parents[2]
-
-    def launch(*more: str) -> Path:
-        run_process(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-                *(str(here / "train_gtpo.py"), *argv, *more),
-            ],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        (run,) = (tmp_path / "outputs").iterdir()  # one directory for both processes
-        return run
-
-    run = launch()
+    torchrun(2, ROOT / "train_gtpo.py", *argv, cwd=tmp_path)
+    (run,) = (tmp_path / "outputs").iterdir()  # one directory for both processes
     expected = adapter_of(run / "adapter")
-    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    metrics = metrics_of(run)
     shutil.rmtree(run / "checkpoint-4")
     shutil.rmtree(run / "adapter")
     assert {path.name for path in (run / "checkpoint-2").glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
-    launch("--resume", str(run))
-    found = adapter_of(run / "adapter")
-    assert same_weights(found, expected)
-    resumed_metrics = (run / "metrics.jsonl").read_text().splitlines()
-    for line, other in zip(map(json.loads, resumed_metrics), map(json.loads, metrics), strict=True):
-        assert {k: v for k, v in line.items() if k not in (*TIMING_METRICS, "tokens_per_second")} == {
-            k: v for k, v in other.items() if k not in (*TIMING_METRICS, "tokens_per_second")
-        }
+    torchrun(2, ROOT / "train_gtpo.py", *argv, "--resume", run, cwd=tmp_path)
+    assert same_weights(adapter_of(run / "adapter"), expected)
+    assert untimed(metrics_of(run)) == untimed(metrics)
