@@ -85,6 +85,13 @@ def test_with_gpu_flags_and_files_choose_the_backend(
     assert backend_of(argv) == expected
 
 
+def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
+    """vLLM of each process would be on the first GPU."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with refused("add --backend transformers"):
+        backend_of("--model llama")
+
+
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
 def test_another_version_of_a_gpu_package_is_refused(
     package: str, unsloth: FakeUnsloth, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture

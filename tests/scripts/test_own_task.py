@@ -1,7 +1,6 @@
 """User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
 import asyncio
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,13 @@ TABLES = tables_of(__file__)
 pytestmark = pytest.mark.usefixtures("isolated_cache")
 
 REWARD = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Pair:
+    a: int
+
 def short(completions, limit, **columns):
     return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]
 """
@@ -40,31 +46,15 @@ def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     assert load_train(DataArguments(path), graded=False)["hint"][:] == ["b", None]
 
 
-def test_rewards_load_by_name_by_file_and_by_module(here: Path) -> None:
-    (here / "my_rewards.py").write_text(REWARD)
-    columns = ["prompt", "answer", "limit"]
-    formatting, accuracy, by_file = load_rewards(["format", "accuracy", f"{here}/my_rewards.py:short"], KNOWN, columns)
-    assert (formatting.function, accuracy.function) == (format_reward, accuracy_reward)
-    (by_module,) = load_rewards(["my_rewards:short"], KNOWN, columns)
-    for reward in (by_file, by_module):
+@pytest.mark.parametrize("name", ["my_rewards", "rewards", "json"])
+def test_rewards_load_by_name_by_file_and_by_module(name: str, here: Path) -> None:
+    """A module in the working directory takes precedence, and a file may be named like a module elsewhere."""
+    (here / f"{name}.py").write_text(REWARD)
+    for path in (f"{name}:short", f"{here}/{name}.py:short"):
+        formatting, reward = load_rewards(["format", path], KNOWN, ["prompt", "answer", "limit"])
+        assert formatting.function is format_reward
         assert get_callable_name(reward) == "short"  # TRL logs it under this name
         assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0] == reward.returned
-
-
-@pytest.mark.parametrize("name", ["rewards", "json"])
-def test_a_module_in_the_working_directory_takes_precedence(name: str, here: Path) -> None:
-    (here / f"{name}.py").write_text(REWARD)
-    (reward,) = load_rewards([f"{name}:short"], KNOWN, ["prompt", "limit"])
-    assert reward(["abc"], limit=[5]) == [1.0]
-
-
-def test_a_reward_file_may_be_named_like_a_module(tmp_path: Path) -> None:
-    lines = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
-    )
-    (tmp_path / "data.py").write_text(lines + REWARD)
-    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], KNOWN, ["prompt", "limit"])
-    assert reward(["abc"], limit=[5]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -73,28 +63,22 @@ def test_a_reward_file_may_be_named_like_a_module(tmp_path: Path) -> None:
         ("completions, limit, **columns", "'limit'"),
         ("completions, prompt, **columns", "'prompt'"),
         ("completions, prompts", "'answer'"),  # TRL passes more than these
-        ("completions, prompts, bonus=1, **columns", None),
     ],
 )
-def test_a_reward_is_called_once_when_it_is_loaded(arguments: str, named: str | None, tmp_path: Path) -> None:
+def test_a_reward_takes_the_columns_when_it_is_loaded(arguments: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"def mine({arguments}):\n    return []\n")
-    with refused(rf"own\.py:mine .*{named}") if named else nullcontext():
+    with refused(rf"own\.py:mine .*{named}"):
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "answer"])
 
 
-@pytest.mark.parametrize(
-    ("body", "named"),
-    TABLES["what_a_reward_does_wrong_while_training_ends_in_a_sentence"],
-)
+@pytest.mark.parametrize(("body", "named"), TABLES["what_a_reward_does_wrong_while_training_ends_in_a_sentence"])
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_what_a_reward_does_wrong_is_a_sentence(kind: str, body: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
     with pytest.raises(RunError, match=rf"own\.py:mine .*{named}"):
-        logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
-        result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
-        asyncio.run(result) if kind == "async def" else None
+        asyncio.run(reward(completions=["a", "b"], prompts=["p", "p"], log_metric=print, log_extra=print))
 
 
 def test_a_reward_of_nan_reaches_trl_as_infinity() -> None:
@@ -119,15 +103,10 @@ def test_what_a_reward_logs_reaches_the_trainer(tmp_path: Path) -> None:
 
 def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
     """Metrics and the table of completions have one column for each name."""
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.py").write_text(
-            "def f(completions, **columns): ...\ndef format_reward(completions): ...\n"
-        )
-    a = f"{tmp_path}/a.py:f"
-    b = f"{tmp_path}/b.py:f"
-    for names in ([a, b], ["format", f"{tmp_path}/a.py:format_reward"]):
-        with refused("--reward"):
-            load_rewards(names, KNOWN, ["prompt"])
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def f(completions, **columns): ...\n")
+    with refused("--reward"):
+        load_rewards([f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"], KNOWN, ["prompt"])
 
 
 def test_a_column_replaces_no_bound_argument() -> None:

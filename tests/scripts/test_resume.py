@@ -32,16 +32,8 @@ RUNS = {
 TIMES = {"step_time", "tokens_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
 
 
-def start(*argv: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *argv], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = metrics_of(run)
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in metrics_of(run)]
 
 
 def lines_written(run: Path) -> int:
@@ -54,39 +46,30 @@ def test_a_killed_run_resumes_to_the_same_result(
     method: str, tiny: Path, tmp_path: Path, run_script: RunScript
 ) -> None:
     generator = random.Random(method)
-    argv = [
-        *RUNS[method],
-        "--model",
-        str(tiny),
-        "--dataset",
-        "arithmetic",
-        "--max_steps",
-        str(STEPS),
-        "--save_steps",
-        "2",
-    ]
-    uninterrupted = tmp_path / "uninterrupted"
-    killed = tmp_path / "killed"
-    run_script(tmp_path, *argv, "--output_dir", str(uninterrupted))
+    argv = [*RUNS[method], "--model", str(tiny), "--dataset", "arithmetic", "--max_steps", str(STEPS)]
+    argv += ["--save_steps", "2", "--output_dir"]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    run_script(tmp_path, *argv, str(uninterrupted))
 
     resume: list[str] = []
     for kill in range(1, KILLS + 1):
-        process = start(*argv, "--output_dir", str(killed), *resume)
-        target = STEPS * kill // (KILLS + 1)
-        while process.poll() is None and lines_written(killed) < target:
+        command = [sys.executable, *argv, str(killed), *resume]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while process.poll() is None and lines_written(killed) < STEPS * kill // (KILLS + 1):
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         _, stderr = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), stderr[-2000:]
         resume = ["--resume"] if any(killed.glob("checkpoint-*/files.json")) else ["--overwrite"]
-    run_script(tmp_path, *argv, "--output_dir", str(killed), *resume)
+    run_script(tmp_path, *argv, str(killed), *resume)
 
     assert same_weights(adapter_of(uninterrupted / "adapter"), adapter_of(killed / "adapter"))
-    assert metrics(killed) == metrics(uninterrupted)
-    held_out = [line["step"] for line in metrics(killed) if "eval_loss" in line]
+    lines = metrics(killed)
+    assert lines == metrics(uninterrupted)
+    held_out = [line["step"] for line in lines if "eval_loss" in line]
     assert held_out == ([] if method == "grpo" else sorted({*range(3, STEPS + 1, 3), STEPS}))
-    assert [line["step"] for line in metrics(killed) if "eval_loss" not in line] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines if "eval_loss" not in line] == list(range(1, STEPS + 1))
     if method != "grpo":
         assert (killed / "best" / "best.json").read_text() == (uninterrupted / "best" / "best.json").read_text()
     assert not list(killed.glob("*.tmp")) and not list(killed.glob("*.old"))
