@@ -21,11 +21,10 @@ from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import Settings
 from gtpo.cli import parse as cli
-from gtpo.cli.parse import load_backend_of, read_command_line
 from gtpo.models import backend, preflight
+from gtpo.models.backend import load_backend
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine, checks, describe_dry_run
-from train_gtpo import SETTINGS
 
 TABLES = tables_of(__file__)
 
@@ -109,10 +108,10 @@ def test_an_older_driver_is_named_without_a_gpu(
     """PyTorch says it in a warning only, and the run would start on the CPU or ask for a GPU."""
     machine.driver = OLD
     see_gpu(monkeypatch, False)
-    for argv in (["--model", "llama"], ["--model", "a/b", "--backend", "unsloth"]):
-        with refused(f"{OLD}.*R580"):
-            load_backend_of(read_command_line("gtpo", argv), SETTINGS)
-            parsed(*argv)
+    with refused(f"{OLD}.*R580"):
+        parsed("--model", "llama")
+    with refused(f"{OLD}.*R580"):
+        load_backend("unsloth", "a/b")
     cli.preset_for("gtpo", "a/b")
     assert [OLD in message for message in caplog.messages] == [True]
     cli.preset_for("gtpo", "tiny")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.files import read_json
+from helpers.files import read_json, write_lines
 from helpers.runs import metrics_of
 from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of
@@ -39,16 +39,13 @@ def work(tmp_path: Path) -> Path:
 def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: RunScript) -> None:
     run = work / "gtpo-s3"
     shutil.rmtree(run / "adapter")
-    (run / "metrics.jsonl").write_text("".join((STORED / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
+    write_lines(run / "metrics.jsonl", metrics_of(STORED)[:2])
     run_script(work, "train_gtpo.py", "--resume", "gtpo-s3", "--reward", "format", "letters.py:letters")
     found, expected = (adapter_of(path / "adapter") for path in (run, STORED))
-    assert found.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # equal on one machine
     for new, old in zip(metrics_of(run), metrics_of(STORED), strict=True):
-        assert new.keys() >= old.keys()
-        expected_values = {k: v for k, v in old.items() if k not in TIMES}
-        assert {k: new[k] for k in expected_values} == pytest.approx(expected_values, abs=1e-4)
+        expected_values = {name: value for name, value in old.items() if name not in TIMES}
+        assert {name: new[name] for name in expected_values} == pytest.approx(expected_values, abs=1e-4)
 
 
 def test_it_can_be_evaluated(work: Path, run_script: RunScript) -> None:

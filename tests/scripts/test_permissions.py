@@ -1,12 +1,11 @@
 """What a run writes: files for whom the umask allows, where safetensors writes for their owner alone; no secret."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, run_process
 
 pytestmark = pytest.mark.slow
 
@@ -18,14 +17,8 @@ def test_files_of_a_run_follow_the_umask_without_secrets(tiny: Path, tmp_path: P
     argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--beta", "0.04"]
     argv += ["--max_completion_length", "8", "--max_steps", "2", "--save_steps", "1", "--output_dir", run]
     argv += ["--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag"]
-    ended = subprocess.run(
-        [sys.executable, "train_grpo.py", *argv],
-        cwd=ROOT,
-        env=os.environ | SECRETS | {"WANDB_MODE": "offline"},
-        check=True,
-        capture_output=True,
-        preexec_fn=lambda: os.umask(0o022),
-    )
+    command = ["sh", "-c", 'umask 022; exec "$@"', "sh", sys.executable, ROOT / "train_grpo.py", *argv]
+    ended = run_process(command, env=os.environ | SECRETS | {"WANDB_MODE": "offline"})
     files = {str(path.relative_to(run)): path for path in run.rglob("*") if path.is_file()}
     of_ours = [path for name, path in files.items() if not name.startswith("wandb/")]
     assert {path.stat().st_mode & 0o777 for path in of_ours} == {0o644}
@@ -33,6 +26,6 @@ def test_files_of_a_run_follow_the_umask_without_secrets(tiny: Path, tmp_path: P
         assert f"{name}/adapter_model.safetensors" in files
     assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= files.keys()
     assert any(path.suffix == ".wandb" for path in files.values())
-    for secret in map(str.encode, (*SECRETS.values(), "hf_secretOfTheFlag")):
+    for secret in (*SECRETS.values(), "hf_secretOfTheFlag"):
         assert secret not in ended.stdout + ended.stderr
-        assert [name for name, path in files.items() if secret in path.read_bytes()] == []
+        assert [name for name, path in files.items() if secret.encode() in path.read_bytes()] == []
