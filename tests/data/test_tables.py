@@ -1,6 +1,5 @@
 """Your data: CSV, Parquet, folders and the Hub, the names of columns, and what is wrong, by file and line."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,24 @@ from datasets import Dataset
 from helpers.refusals import refused
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
+from gtpo.data.load import load_benchmark, load_train, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import to_messages
 
 pytestmark = pytest.mark.usefixtures("isolated_cache")
 
+Load = Callable[..., Dataset]
 NAMED = {"prompt_column": "task", "answer_column": "gold"}
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., Dataset]:
+def load(tmp_path: Path) -> Load:
     """Write a file and load it."""
 
-    def write_and_load(name: str, content: str | bytes, graded: bool = True, **flags: Any) -> Dataset:
+    def write_and_load(name: str, text: str, graded: bool = True, **flags: Any) -> Dataset:
         path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_bytes(text.encode())
         return load_train(DataArguments(str(path), **flags), graded=graded)
 
     return write_and_load
@@ -37,27 +36,21 @@ def load(tmp_path: Path) -> Callable[..., Dataset]:
 # ---- columns ----
 
 
-def test_named_columns_are_renamed_and_others_keep_their_names(
-    load: Callable[..., Dataset],
-) -> None:
-    text = "level,task,gold,steps\n3,1 + 1?,2,1 + 1 = 2\n"
+def test_named_columns_are_renamed_and_others_keep_their_names(load: Load) -> None:
+    """Two are left out: one whose name is taken, and the row numbers of pandas."""
+    text = ",level,task,answer,gold,steps\n0,3,1 + 1?,wrong,2,1 + 1 = 2\n"
     rows = load("own.csv", text, **NAMED, solution_column="steps")
     assert rows.to_list() == [{"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"}]
-
-
-def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) -> None:
-    rows = load("own.csv", "prompt,answer,gold\na,wrong,2\n", answer_column="gold")
-    assert rows["answer"][:] == ["2"] and set(rows.column_names) == {"prompt", "answer"}
 
 
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     assert len(load_train(DataArguments("math", limit=7), dry_run=True)) == 7
     assert len(load_train(DataArguments("gsm8k", split="test"), dry_run=True)) == 1319
     rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir), split="test", limit=3))
-    first = json.loads((data_dir / "gsm8k_test.jsonl").read_text().partition("\n")[0])
-    assert len(rows) == 3 and rows["prompt"][0] == to_messages(first["question"])
-    held_out = load_train(DataArguments("arithmetic", split="test"))
-    assert len(held_out) == 500 and held_out["prompt"][0] != load_train(DataArguments("arithmetic"))["prompt"][0]
+    first = load_benchmark("gsm8k", str(data_dir))[0]
+    assert len(rows) == 3 and rows["prompt"][0] == to_messages(first.question)
+    test, train = (load_train(DataArguments("arithmetic", split=split)) for split in ("test", "train"))
+    assert len(test) == 500 and test["prompt"][0] != train["prompt"][0]
     for flag in ("split", "prompt_column", "answer_column", "solution_column", "dataset_config"):
         with refused(f"^--{flag} "):
             load_train(DataArguments("gsm8k", **{flag: "mine"}), dry_run=True)
@@ -67,17 +60,18 @@ def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
 
 
 def test_dropped_rows_are_counted_by_reason_outside_the_limit(
-    load: Callable[..., Dataset], caplog: pytest.LogCaptureFixture
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = 'task,gold\na,1\n" ",2\nb,\n,\n"c\nc",3\nd,4\n'
     rows = load("own.csv", text, **NAMED, limit=2)
     assert rows["answer"][:] == ["1", "3"] and rows["prompt"][1] == to_messages("c\nc")
     assert "3 of 6 rows" in caplog.text and "line 3 of" in caplog.text and "line 4 of" in caplog.text
+    flags = DataArguments(str(tmp_path / "own.csv"), **NAMED)
+    problems, _ = load_user_benchmark("own", flags.dataset, flags, limit=2)
+    assert [(problem.id, problem.gold) for problem in problems] == [("own/0", "1"), ("own/1", "3")]
 
 
-def test_rows_without_a_solution_are_dropped_for_sft_alone(
-    load: Callable[..., Dataset], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_without_a_solution_are_dropped_for_sft_alone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     rows = load("own.csv", "prompt,answer,solution\na,1,s\nb,2,\n")
     assert rows["solution"][:] == ["s", None]
     assert to_demonstrations(rows)["completion"][:] == [[{"role": "assistant", "content": "s"}]]
@@ -90,70 +84,42 @@ def test_rows_without_a_solution_are_dropped_for_sft_alone(
 # ---- CSV ----
 
 
-def test_every_value_of_a_csv_file_stays_text(load: Callable[..., Dataset]) -> None:
-    golds = ["18", "18.0", "007", "TRUE", "1,000", "1e3", "3/4", "5 %", 'a "b"', "2024-01-02"]
-    text = "task,gold,gap\r\n" + "".join(f'q,"{gold.replace(chr(34), chr(34) * 2)}",\r\n' for gold in golds)
-    rows = load("own.csv", b"\xef\xbb\xbf" + text.encode(), **NAMED)
+def test_every_value_of_a_csv_file_stays_text(load: Load) -> None:
+    golds = ["18", "18.0", "007", "TRUE", "1,000", "1e3", "3/4", "5 %", "2024-01-02"]
+    text = "\ufefftask,gold,gap\r\n" + "".join(f'q,"{gold}",\r\n' for gold in golds)
+    rows = load("own.csv", text, **NAMED)
     assert rows["answer"][:] == golds and set(rows["gap"][:]) == {""}
 
 
-def test_line_numbers_count_line_breaks_within_csv_fields(load: Callable[..., Dataset], tmp_path: Path) -> None:
-    load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n', graded=False)
+def test_line_numbers_count_line_breaks_within_csv_fields(load: Load, tmp_path: Path) -> None:
+    rows = load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n \n', graded=False)
+    assert len(rows) == 3  # a line of white space is a row without a prompt
     table = read_table(str(tmp_path / "own.csv"), DataArguments(), "train")
-    assert [place.split()[1] for _, place in table.rows] == ["4", "6", "7"]  # where they end
+    assert [place.split()[1] for _, place in table.rows] == ["4", "6", "7", "8"]  # where they end
     with refused("line 7 "):
         load("own.csv", 'task,gold\n"a\n\nb",1\n\nc,2\nd, e,3\n', **NAMED)
 
 
-def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
-    turns = [{"role": "user", "content": "Hi, you"}]
-    cell = json.dumps(turns).replace('"', '""')
-    assert load("own.csv", f'prompt\n"{cell}"\n', graded=False)["prompt"][:] == [turns]
+def test_a_conversation_in_a_cell_is_json(load: Load) -> None:
+    cell = '[{""role"": ""user"", ""content"": ""Hi, you""}]'
+    assert load("own.csv", f'prompt\n"{cell}"\n', graded=False)["prompt"][0] == [{"role": "user", "content": "Hi, you"}]
     sets = "[{1}, {2}] has how many sets?"
     assert load("own.csv", f'prompt\n"{sets}"\n', graded=False)["prompt"][0] == to_messages(sets)
-
-
-def test_a_blank_line_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:
-    assert len(load("own.csv", "prompt\na\n \n\nb\n", graded=False)) == 2
-
-
-def test_the_row_numbers_of_pandas_are_no_column(load: Callable[..., Dataset]) -> None:
-    assert load("own.csv", ",prompt,answer\n0,A?,5\n").to_list() == [{"prompt": to_messages("A?"), "answer": "5"}]
-
-
-# ---- how much is read ----
-
-
-def test_a_limit_counts_usable_rows(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    lines = [f"{'' if i % 3 == 0 else f'q{i}'},{i}\n" for i in range(100)]  # the first of three has no prompt
-    path.write_text("task,gold\n" + "".join(lines))
-    flags = DataArguments(str(path), limit=5, **NAMED)
-    assert load_train(flags)["answer"][:] == ["1", "2", "4", "5", "7"]
-    problems, _ = load_user_benchmark("own", flags.dataset, flags, limit=5)
-    assert [problem.gold for problem in problems] == ["1", "2", "4", "5", "7"]
 
 
 # ---- JSON ----
 
 
-def test_numbers_in_the_answer_column_are_written_out(load: Callable[..., Dataset]) -> None:
+def test_numbers_in_the_answer_column_are_written_out(load: Load) -> None:
     answers = "18", "18.0", "2.50", "-0.0", "9007199254740993", "16777216.0", "9007199254740991.0"
-    lines = "".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers)
+    lines = "".join(f'{{"prompt": "a", "answer": {answer}}}\r\n' for answer in answers)
     expected = ["18", "18", "2.5", "-0", "9007199254740993", "16777216", "9007199254740991"]
-    assert load("own.jsonl", lines)["answer"][:] == expected
+    assert load("own.jsonl", f"\ufeff{lines}")["answer"][:] == expected  # with a byte order mark
     for lost in ("1e20", "9007199254740993.0", "-9007199254740992.0", '"9007199254740992.0"', "[1, 1e17]"):
         with refused(r"line 1 of .*a float of 2\^53 or more"):
             load("own.jsonl", f'{{"prompt": "a", "answer": {lost}}}\n')
     with refused("is True: expected a string or a number"):
         load("own.jsonl", '{"prompt": "a", "answer": true}\n')
-
-
-def test_the_problems_of_a_benchmark_are_numbered_from_0(tmp_path: Path) -> None:
-    """Stored completions are matched by these ids."""
-    (tmp_path / "own.jsonl").write_text('{"prompt": "a", "answer": 1}\n' * 2)
-    flags = DataArguments(str(tmp_path / "own.jsonl"))
-    assert [problem.id for problem in load_user_benchmark("own", flags.dataset, flags)[0]] == ["own/0", "own/1"]
 
 
 # ---- Parquet ----
@@ -181,8 +147,10 @@ def test_numbers_of_32_bits_are_read_as_written(tmp_path: Path) -> None:
     }
     write_table(pyarrow.table(columns), tmp_path / "own.parquet")
     rows = load_train(DataArguments(str(tmp_path / "own.parquet")))
-    assert rows["answer"][:] == ["0.1", "2.5"] and rows["more"][:] == [[0.1], [0.3, None]]
-    assert rows["reward_model"][:] == [{"x": 0.7}, None]
+    assert rows.remove_columns("prompt").to_list() == [
+        {"answer": "0.1", "more": [0.1], "reward_model": {"x": 0.7}},
+        {"answer": "2.5", "more": [0.3, None], "reward_model": None},
+    ]
 
 
 # ---- the Hub ----
