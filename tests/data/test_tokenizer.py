@@ -1,5 +1,7 @@
 """Padding tokens, chat templates and prompts of tokenizers as models bring them."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from datasets import Dataset
 from helpers.refusals import refused
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
@@ -48,46 +51,48 @@ def byte_level(specials: list[str], template: str | None = CHATML, **roles: str)
     return tokenizer
 
 
-SMOLLM2 = {
-    "specials": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>"],
-    "bos_token": "<|im_start|>",
-    "eos_token": "<|im_end|>",
-    "pad_token": "<|im_end|>",
-    "unk_token": "<|endoftext|>",
-}
+def smollm2(template: str = CHATML, tags: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One with the special tokens of SmolLM2, and these."""
+    return byte_level(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", *tags],
+        template,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+    )
+
+
+def with_template(template: str | None) -> PreTrainedTokenizerFast:
+    roles = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    return byte_level([*roles.values()], template, **roles)
 
 
 # ---- padding ----
 
 
 @pytest.mark.parametrize(
-    ("roles", "expected"),
+    ("specials", "roles", "expected"),
     [
-        (SMOLLM2, "<|endoftext|>"),
-        (
-            {"specials": ["<s>", "</s>", "<|finetune_right_pad_id|>"], "eos_token": "</s>"},  # Llama 3 has none set
-            "<|finetune_right_pad_id|>",
-        ),
-        ({"specials": ["<|im_start|>", "<|im_end|>", "<x>", "<|vision_pad|>"], "eos_token": "<|im_end|>"}, "<x>"),
-        ({"specials": ["</s>", "<repo_name>"], "eos_token": "</s>", "pad_token": "</s>"}, "<repo_name>"),
-        (
-            {"specials": ["<unk>", "<s>", "</s>"], "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-            "<unk>",
-        ),
-        ({"specials": ["<|endoftext|>"], "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, "<|endoftext|>"),
-        ({"specials": ["<|im_start|>", "<|im_end|>", "<|end|>"], "eos_token": "<|im_end|>"}, "<|im_end|>"),
+        ("<s> </s> <|finetune_right_pad_id|>", {"eos_token": "</s>"}, "<|finetune_right_pad_id|>"),  # Llama 3
+        ("<|im_start|> <|im_end|> <x> <|vision_pad|>", {"eos_token": "<|im_end|>"}, "<x>"),  # Qwen's base
+        ("</s> <repo_name>", {"eos_token": "</s>", "pad_token": "</s>"}, "<repo_name>"),
+        ("<unk> <s> </s>", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, "<unk>"),  # Llama 2
+        ("<|endoftext|>", {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, "<|endoftext|>"),  # GPT-2
+        ("<|im_start|> <|im_end|> <|end|>", {"eos_token": "<|im_end|>"}, "<|im_end|>"),  # of the template, and an end
     ],
-    ids=["smollm2", "llama3", "qwen-base", "any-special", "llama2", "gpt2-has-none", "template-and-ends-are-not-free"],
 )
-def test_a_free_token_pads(roles: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = byte_level(**roles)
+def test_a_free_token_pads(
+    specials: str, roles: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = byte_level(specials.split(), **roles)
     prepare_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == expected
     assert f"padding is {expected}" in caplog.text
 
 
 def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = byte_level(**SMOLLM2)
+    tokenizer = smollm2()
     prepare_tokenizer(tokenizer, "some/model")
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -155,8 +160,8 @@ def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], li
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]}),
     )
     trainer.train()
-    timed = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time", "total_flos"}
-    logs = [{name: row[name] for name in row if name not in timed} for row in trainer.state.log_history]
+    timed = re.compile("time|per_second|flos")
+    logs = [{name: row[name] for name in row if not timed.search(name)} for row in trainer.state.log_history]
     return dict(trainer.model.state_dict()), logs, completions
 
 
@@ -164,12 +169,10 @@ def test_padding_with_eos_trains_the_same_policy(tmp_path: Path) -> None:
     """The masks distinguish padding from text: with another id of the padding token everything is bit-identical."""
     free, free_logs, sampled = trained_with("<free>", tmp_path / "free")
     eos, eos_logs, same = trained_with("<eos>", tmp_path / "eos")
-    lengths = [text.count(",") + 1 for text in sampled]
-    assert len(set(lengths)) > 3 and {text.endswith(" 0]") for text in sampled} == {True, False}
+    assert {text.endswith(" 0]") for text in sampled} == {True, False}
     assert same == sampled and eos_logs == free_logs
     assert all(torch.equal(free[name], eos[name]) for name in free)
-    assert any(not torch.equal(free[name], weight) for name, weight in random_model().state_dict().items())
-    assert {row["grad_norm"] > 0 for row in free_logs[:3]} == {True}
+    assert all(row["grad_norm"] > 0 for row in free_logs[:3])
 
 
 def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> None:
@@ -195,41 +198,32 @@ def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> Non
 def test_without_a_system_role_its_text_begins_the_question(
     template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = byte_level(
-        ["<bos>", "<eos>", "<pad>"], template, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
-    )
+    tokenizer = with_template(template)
     merged = [{"role": "user", "content": "Be brief.\n\n2 + 2?"}]
     again = [{"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3?"}]
     expected = [tokenizer.apply_chat_template(t, tokenize=False) for t in (merged, merged + again, again)]
     prepare_tokenizer(tokenizer, "some/model")
     assert "system role" in caplog.text
     tokenizer.save_pretrained(tmp_path)
-    for loaded in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the adapter's tokenizer does it as well
-        found = [loaded.apply_chat_template(t, tokenize=False) for t in (TURNS, TURNS + again, again)]
-        assert found == expected
-    assert "Be brief.\n\n2 + 2?" in tokenizer.decode(encode_prompt(tokenizer, TURNS))
-    template = tokenizer.chat_template
-    prepare_tokenizer(tokenizer, "some/model")
-    assert tokenizer.chat_template == template
+    loaded = AutoTokenizer.from_pretrained(tmp_path)  # the adapter's tokenizer does it as well
+    assert [loaded.apply_chat_template(t, tokenize=False) for t in (TURNS, TURNS + again, again)] == expected
+    prepare_tokenizer(loaded, "some/model")
+    assert loaded.chat_template == tokenizer.chat_template
 
 
-def test_without_a_template_the_prompt_is_plain_text(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = byte_level(["<eos>", "<pad>"], None, eos_token="<eos>", pad_token="<pad>")
+@pytest.mark.parametrize("bos", ["", "<bos>"])
+def test_without_a_template_the_prompt_is_plain_text(bos: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It begins with BOS where the tokenizer's texts do."""
+    tokenizer = with_template(None)
+    if bos:
+        adds = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)])
+        tokenizer._tokenizer.post_processor = adds
     prepare_tokenizer(tokenizer, "some/model")
     assert "--chat_template" in caplog.text
-    prompt = "Be brief.\n\nQuestion: 2 + 2?\n\nAnswer:\n"
+    prompt = f"{bos}Be brief.\n\nQuestion: 2 + 2?\n\nAnswer:\n"
     assert tokenizer.decode(encode_prompt(tokenizer, TURNS)) == prompt
     full = tokenizer.apply_chat_template([*TURNS, {"role": "assistant", "content": "4"}], tokenize=False)
     assert full == prompt + "4<eos>"  # what SFT learns ends the completion
-
-
-def test_the_plain_template_begins_with_bos_too() -> None:
-    tokenizer = byte_level(["<bos>", "<eos>"], None, bos_token="<bos>", eos_token="<eos>")
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer._tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 256)])
-    prepare_tokenizer(tokenizer, "some/model")
-    assert encode_prompt(tokenizer, TURNS)[:2] == [256, tokenizer.convert_tokens_to_ids("B")]
 
 
 THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}" + (
@@ -239,15 +233,14 @@ THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endf
 
 
 def test_what_the_template_has_written_of_the_completion() -> None:
-    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
-    tags = "<think> </think> <answer> </answer>"
-    assert assistant_prefill(tokenizer, PromptArguments(tags=tags)) == "<think>\n"
-    without = PromptArguments(tags=tags, chat_template_kwargs={"enable_thinking": False})
-    assert assistant_prefill(tokenizer, without) == "<think>\n\n</think>\n\n"
+    tokenizer = with_template(THINKS)
+    prompt = PromptArguments(tags="<think> </think> <answer> </answer>")
+    assert assistant_prefill(tokenizer, prompt) == "<think>\n"
     assert assistant_prefill(tokenizer, PromptArguments()) == ""
-    assert assistant_prefill(byte_level(**SMOLLM2), PromptArguments(tags=tags)) == ""
     names_tags = CHATML.replace("message['content']", "message['content'] + ' Use <think> and <answer>.'")
-    assert assistant_prefill(byte_level(**SMOLLM2 | {"template": names_tags}), PromptArguments(tags=tags)) == ""
+    assert assistant_prefill(smollm2(names_tags), prompt) == ""
+    prompt.chat_template_kwargs = {"enable_thinking": False}
+    assert assistant_prefill(tokenizer, prompt) == "<think>\n\n</think>\n\n"
     long, short = (len(encode_prompt(tokenizer, TURNS, enable_thinking=on)) for on in (False, True))
     assert long - short == len("\n</think>\n\n")
 
@@ -255,7 +248,7 @@ def test_what_the_template_has_written_of_the_completion() -> None:
 def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
     """A run trained with <think> is not scored 0.0 because its template writes the opening tag."""
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>", system_prompt="none")
-    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    tokenizer = with_template(THINKS)
     sampler = SimpleNamespace(tokenizer=tokenizer, context_length=999)
     [request] = make_requests(sampler, [Problem("a", "1 + 1?", "2")], Sampling(k=1, max_new_tokens=9), prompt)
     assert tokenizer.decode(request.prompt_ids) == "[user]1 + 1?<eos>[assistant]<think>\n"
@@ -268,7 +261,7 @@ def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
 def test_a_turn_ends_with_the_token_of_the_template() -> None:
     base = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], eos_token="<|endoftext|>")
     assert end_of_turn(base) == base.convert_tokens_to_ids("<|im_end|>") != base.eos_token_id
-    assert end_of_turn(byte_level(["<eos>"], DROPS_SYSTEM, eos_token="<eos>")) is None
+    assert end_of_turn(with_template(DROPS_SYSTEM)) is None
     model = random_model()
     assert model.generation_config.eos_token_id == 0
     models._stop_at_end_of_turn(model, base)
@@ -278,12 +271,12 @@ def test_a_turn_ends_with_the_token_of_the_template() -> None:
 def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     """The templates of DeepSeek-R1 keep what follows </think> only."""
     template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
-    tokenizer = byte_level(**SMOLLM2 | {"template": template})
+    tokenizer = smollm2(template)
     answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>")
     with refused("<think>"):
         check_answer_is_kept(tokenizer, [*TURNS, answer], prompt)
-    check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], prompt)
+    check_answer_is_kept(smollm2(), [*TURNS, answer], prompt)
 
 
 @pytest.mark.parametrize(
@@ -291,19 +284,15 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     [
         ("strftime_now('%d %b %Y')", "26 Jul 2024"),  # as Llama 3.2
         ('strftime_now( "%Y-%m-%d" )', "2024-07-26"),  # as Mistral
-        ("strftime_now('%H:%M')", "00:00"),
     ],
 )
 def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
-    guard = "{% if strftime_now is defined %}" + "{{ 'Today: ' + " + call + " }}{% endif %}"
-    tokenizer = byte_level(["<|im_end|>", "<pad>"], guard + CHATML, eos_token="<|im_end|>", pad_token="<pad>")
+    tokenizer = smollm2(f"{{% if strftime_now is defined %}}{{{{ 'Today: ' + {call} }}}}{{% endif %}}{CHATML}")
     prepare_tokenizer(tokenizer, "owner/name")
     assert tokenizer.apply_chat_template(TURNS, tokenize=False).startswith(f"Today: {shown}<|im_start|>")
     assert "owner/name writes the date" in caplog.text
 
 
 def test_a_date_of_computed_format_is_refused() -> None:
-    template = "{% set how = '%Y' %}{{ strftime_now(how) }}" + CHATML
-    tokenizer = byte_level(["<|im_end|>", "<pad>"], template, eos_token="<|im_end|>", pad_token="<pad>")
     with refused("--chat_template"):
-        prepare_tokenizer(tokenizer, "owner/name")
+        prepare_tokenizer(smollm2("{% set how = '%Y' %}{{ strftime_now(how) }}" + CHATML), "owner/name")
