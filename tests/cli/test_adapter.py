@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.files import read_settings
+from helpers.files import read_json, read_settings, write_json
 from helpers.refusals import refused
 from helpers.scripts import RunScript
 from helpers.settings import parsed
 from helpers.weights import adapter_of, same_weights
-from safetensors.torch import load_file, save_file
 
-from gtpo.files import fingerprint
+from gtpo.arguments import Settings
 from gtpo.models.load import load_policy
 from gtpo.runs.start import start_run
 
@@ -28,21 +27,25 @@ def run(tiny: Path, tmp_path: Path) -> Path:
         method="sft",
     )
     policy, tokenizer = load_policy(settings, "transformers")
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
-            weight.data.normal_(std=0.1, generator=generator)
+            weight.data.normal_(std=0.1)
     start_run(settings)
     policy.save_pretrained(path / "adapter")
     tokenizer.save_pretrained(path / "adapter")
     return path
 
 
+def further(model: Path, *argv: str) -> Settings:
+    return parsed("--model", str(model), "--dataset", "arithmetic", *argv)
+
+
 @pytest.mark.parametrize("named", ["", "adapter"])
 def test_a_run_from_an_adapter_keeps_base_shape_prompt(
     named: str, run: Path, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = parsed("--model", str(run / named), "--dataset", "arithmetic", "--run_name", "further")
+    settings = further(run / named, "--run_name", "further")
     model = settings.model
     assert (model.model, model.initial_adapter) == (str(tiny), str(run / "adapter"))
     assert (model.lora_rank, model.lora_target_modules) == (4, ["q_proj", "v_proj"])
@@ -57,24 +60,19 @@ def test_a_run_from_an_adapter_keeps_base_shape_prompt(
 
 def test_the_prompt_can_be_another_and_the_shape_cannot(run: Path) -> None:
     other = "<a> </a> <b> </b>"
-    assert parsed("--model", str(run), "--dataset", "arithmetic", "--tags", other).prompt.tags == other
+    assert further(run, "--tags", other).prompt.tags == other
     for flag, value in (("--lora_rank", "8"), ("--lora_target_modules", "q_proj")):
         with refused(f"{flag} .*{run}/adapter"):
-            parsed("--model", str(run), "--dataset", "arithmetic", flag, value)
+            further(run, flag, value)
 
 
 def test_a_base_replaced_in_place_is_refused(run: Path, tiny: Path) -> None:
-    weights = tiny / "model.safetensors"
-    before = weights.read_bytes()
-    noted = fingerprint(tiny)
-    tensors = load_file(weights)
-    try:
-        save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, metadata={"format": "pt"})
-        assert fingerprint(tiny) != noted
-        with refused(f"{tiny} has changed since {run}/adapter"):
-            parsed("--model", str(run), "--dataset", "arithmetic")
-    finally:
-        weights.write_bytes(before)
+    path = run / "adapter" / "adapter_config.json"
+    config = read_json(path)
+    config["auto_mapping"]["base_fingerprint"] = "of other weights"
+    write_json(path, config)
+    with refused(f"{tiny} has changed since {run}/adapter"):
+        further(run)
 
 
 @pytest.mark.slow

@@ -32,16 +32,14 @@ def test_no_auto_class_runs_remote_code() -> None:
 def test_a_stored_wandb_id_sends_no_text_of_files(
     planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr("wandb.init", lambda **options: SimpleNamespace(define_metric=lambda *_, **__: None, **options))
-    (tmp_path / "secret").write_text("abcd1234")  # as the id of a run
+    secret = tmp_path / "secret"
+    secret.write_text("abcd1234")  # as the id of a run
     identity = tmp_path / "wandb_id"
-    identity.symlink_to(tmp_path / "secret") if planted == "a link" else identity.write_text(planted)
-    settings = parsed("--output_dir", str(tmp_path))
-    first = start_wandb(settings).id
-    second = start_wandb(settings).id
+    identity.symlink_to(secret) if planted == "a link" else identity.write_text(planted)
+    first, second = (start_wandb(parsed("--output_dir", str(tmp_path))).id for _ in range(2))
     assert first == second == identity.read_text() and first not in ("abcd1234", planted)
-    assert (tmp_path / "secret").read_text() == "abcd1234" and not identity.is_symlink()
+    assert secret.read_text() == "abcd1234" and not identity.is_symlink()
 
 
 def test_a_printed_command_is_quoted_and_names_code(tmp_path: Path) -> None:
@@ -62,7 +60,7 @@ def test_no_error_repeats_a_token_or_a_password(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
-@pytest.mark.parametrize("kind", [UsageError, RunError])
-def test_a_message_sends_no_commands_to_the_terminal(kind: type[Exception], text: str) -> None:
-    assert str(kind(f"cannot read {text}")).isprintable()
-    assert str(kind("naïve\n ⟨H⟩ 中文 é")) == "naïve ⟨H⟩ 中文 é"
+def test_a_message_sends_no_commands_to_the_terminal(text: str) -> None:
+    for kind in (UsageError, RunError):
+        assert str(kind(f"naïve\n ⟨H⟩ 中文 {text}")).startswith("naïve ⟨H⟩ 中文 ")
+        assert str(kind(text)).isprintable()
