@@ -10,15 +10,13 @@ from gtpo.runs.provenance import git_revision
 
 
 def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*argv: str) -> str:
-        identity = ("-c", "user.name=name", "-c", "user.email=name@example.com")
-        return run_process(["git", *identity, *argv], cwd=tmp_path).stdout
-
-    (tmp_path / "runs.py").write_text("old\n")
-    for command in (("init",), ("add", "runs.py"), ("commit", "-m", "message"), ("tag", "-a", "v1", "-m", "message")):
-        git(*command)
-    commit = git("rev-parse", "HEAD").strip()
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "runs.py"))
+    file = tmp_path / "runs.py"
+    file.write_text("old\n")
+    identity = ("-c", "user.name=name", "-c", "user.email=name@example.com")
+    for command in ("init", "add runs.py", "commit -m message", "tag -a v1 -m message", "rev-parse HEAD"):
+        done = run_process(["git", *identity, *command.split()], cwd=tmp_path)
+    commit = done.stdout.strip()
+    monkeypatch.setattr(provenance, "__file__", str(file))
     assert git_revision() == commit
-    (tmp_path / "runs.py").write_text("new\n")
+    file.write_text("new\n")
     assert git_revision() == f"{commit}-dirty"

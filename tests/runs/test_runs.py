@@ -1,42 +1,24 @@
-"""The run directory: its readers, and the command that resumes it."""
+"""The run directory: its readers."""
 
 import os
-import shlex
 from pathlib import Path
 
-import pytest
 from helpers.runs import fake_run
 
-from gtpo.runs.directory import RunDirectory, command_of, find_runs, label_of, run_label
+from gtpo.runs.directory import find_runs, label_of, run_label
 
 
-def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
+def test_repeated_and_cut_off_lines_do_not_count(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 1}, {"step": 2}, {"step": 1, "eval_runtime": 0.1}, {"step": 1, "loss": 3}]
-    assert fake_run(tmp_path, rows=lines).read_metrics() == [lines[3], lines[1], lines[2]]
-
-
-@pytest.mark.parametrize(
-    ("settings", "script", "rewards"),
-    [
-        ("gamma: 0.1", "gtpo", []),
-        ("num_generations: 4", "grpo", []),
-        ("", "sft", []),
-        ("gamma: 0.1\nreward: [format, 'my file.py:f']", "gtpo", ["--reward", "format", "my file.py:f"]),
-    ],
-)
-def test_the_command_that_resumes_a_run_can_be_pasted(
-    settings: str, script: str, rewards: list[str], tmp_path: Path
-) -> None:
-    run = RunDirectory(tmp_path / "gamma 0.5")
-    run.path.mkdir()
-    run.config.write_text(f"model: tiny\n{settings}\n")
-    found = shlex.split(command_of(run, "--resume", str(run.path)))
-    assert found == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
+    run = fake_run(tmp_path, rows=lines)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 3, "loss": 1.0}')  # killed before the end of the line
+    assert run.read_metrics() == [lines[3], lines[1], lines[2]]
 
 
 def test_a_label_is_the_path_below_outputs(here: Path) -> None:
     assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
-    assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
+    assert label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
 
 
 def test_name_and_seed_of_a_run() -> None:
@@ -46,21 +28,10 @@ def test_name_and_seed_of_a_run() -> None:
 
 def test_runs_are_found_by_files_newest_last(tmp_path: Path) -> None:
     files = ["b/config.yaml", "b/metrics.jsonl", "a/config.yaml", "a/adapter/adapter_config.json"]
-    for seconds, name in enumerate([*files, "full/model/config.json", "of another program/metrics.jsonl"]):
+    for seconds, name in enumerate([*files, "full/model/config.json", "other/metrics.jsonl"]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (seconds, seconds))
-
-    def found(*places: Path, having: str = "settings") -> list[str]:
-        return [run.path.name for run in find_runs(places, having)]
-
-    assert found(tmp_path) == ["b", "a"] and found(tmp_path, tmp_path / "a") == ["b", "a"]
-    assert found(tmp_path, having="weights") == ["a", "full"]
-    assert found(tmp_path, having="metrics") == ["b", "of another program"]
-    assert found(tmp_path / "missing") == []
-
-
-def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "loss": 1.0}')
-    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    places = [tmp_path, tmp_path / "a", tmp_path / "missing"]
+    for having, expected in (("settings", ["b", "a"]), ("weights", ["a", "full"]), ("metrics", ["b", "other"])):
+        assert [run.path.name for run in find_runs(places, having)] == expected

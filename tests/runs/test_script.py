@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.scripts import ROOT, RunScript, run_process, user_environment
@@ -25,11 +26,11 @@ def main():
         bar.update(2)
 run_script(main)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
-    assert done.returncode == 0
-    lines = [line.split("\r")[-1].rstrip() for line in done.stderr.decode().split("\n") if line]
+    argv = [sys.executable, "-c", code]
+    shown = subprocess.run(argv, cwd=ROOT, env=user_environment(), capture_output=True, check=True).stderr.decode()
+    lines = [line.split("\r")[-1].rstrip() for line in shown.split("\n") if line]
     assert lines.index("3 rows") + 1 == lines.index(r"\x1b]0;title\x07 dropped") and lines[-1] == "bar 2/2"
-    assert "not shown" not in done.stderr.decode()
+    assert "not shown" not in shown
 
 
 def test_after_the_first_step_errors_are_the_runs(monkeypatch: MonkeyPatch) -> None:
@@ -51,34 +52,34 @@ def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixt
 def test_a_closed_pipe_ends_the_script_without_a_word(size: int) -> None:
     code = "import time\nfrom gtpo.runs.script import run_script as run\n"
     code += f"run(lambda: (time.sleep(0.2), print('a' * {size})))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
+    argv = [sys.executable, "-c", code]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, cwd=ROOT, env=user_environment(), **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize(("begun", "code"), [("", 2), ("script.training_begins()", 1)])
+@pytest.mark.parametrize(("begun", "code"), [("pass", 2), ("script.training_begins()", 1)])
 def test_an_error_is_one_line_with_its_traceback_file(
     begun: str, code: int, tmp_path: Path, run_script: RunScript
 ) -> None:
-    (tmp_path / "fails.py").write_text(f"""
+    path = tmp_path / "fails.py"
+    path.write_text(f"""
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 def main():
-    {begun or "pass"}
+    {begun}
     raise ValueError("first line\\nthe reason\\x1b[31m")
 script.run_script(main)
 """)
     before = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; sys.path.insert(1, {str(ROOT)!r})"
-    done = run_script(tmp_path, str(tmp_path / "fails.py"), before=before, code=code)
+    shown = run_script(tmp_path, str(path), before=before, code=code).stderr
     (stored,) = tmp_path.glob("gtpo-*.log")
-    assert "the reason\\x1b[31m" in done.stderr and str(stored) in done.stderr
-    assert done.stderr.count("\n") == 1 and "raise ValueError" not in done.stderr
+    assert "the reason\\x1b[31m" in shown and str(stored) in shown
+    assert shown.count("\n") == 1 and "raise ValueError" not in shown
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
-    assert "Traceback" in run_script(tmp_path, str(tmp_path / "fails.py"), "--debug", before=before, code=1).stderr
+    assert "Traceback" in run_script(tmp_path, str(path), "--debug", before=before, code=1).stderr
 
 
 def test_warnings_survive_a_library_that_sets_up_logs() -> None:
@@ -89,6 +90,21 @@ def test_warnings_survive_a_library_that_sets_up_logs() -> None:
         "logging.getLogger('gtpo.models.load').warning('loading tiny')"
     )
     assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"
+
+
+def run_main(main: str, code: int, processes: str = "2") -> subprocess.CompletedProcess[str]:
+    """A script with this main, as one of several processes."""
+    source = f"""
+import atexit, sys
+from gtpo.runs.script import run_script
+class Late:
+    def __del__(self): print("the end", file=sys.__stdout__)
+late = Late()
+atexit.register(print, "handler")
+run_script({main})
+"""
+    environment = user_environment() | {"WORLD_SIZE": processes}
+    return run_process([sys.executable, "-c", source], env=environment, code=code)
 
 
 @pytest.mark.parametrize(
@@ -103,30 +119,16 @@ def test_warnings_survive_a_library_that_sets_up_logs() -> None:
 )
 def test_one_of_several_processes_skips_the_interpreters_end(processes: str, main: str, code: int) -> None:
     """In which a thread of Gloo may abort; the handlers of atexit, wandb's among them, have run."""
-    source = f"""
-import atexit, sys
-from gtpo.runs.script import run_script
-class Late:
-    def __del__(self): print("the end", file=sys.__stdout__)
-late = Late()
-atexit.register(print, "handler")
-run_script({main})
-"""
-    environment = user_environment() | {"WORLD_SIZE": processes}
-    ended = run_process([sys.executable, "-c", source], env=environment, code=code)
-    assert ended.stdout.splitlines()[-1] == ("handler" if processes == "2" else "the end")
-    assert "handler" in ended.stdout
+    lines = run_main(main, code, processes).stdout.splitlines()
+    assert lines[-1] == ("handler" if processes == "2" else "the end") and "handler" in lines
 
 
 @pytest.mark.parametrize("why", ["'no data'", "OSError('no data')"])
 def test_one_of_several_processes_prints_its_last_text(why: str) -> None:
     """As an objective of a user's may: sys.exit("no data"), sys.exit(error)."""
-    source = f"import sys\nfrom gtpo.runs.script import run_script\nrun_script(lambda: sys.exit({why}))"
-    environment = user_environment() | {"WORLD_SIZE": "2"}
-    assert run_process([sys.executable, "-c", source], env=environment, code=1).stderr == "no data\n"
+    assert run_main(f"lambda: sys.exit({why})", code=1).stderr == "no data\n"
 
 
 def test_one_of_several_processes_keeps_its_exit_code() -> None:
-    """As a daemon starts it."""
-    source = "import sys\nfrom gtpo.runs.script import run_script\nsys.stdout = None\nrun_script(lambda: sys.exit(143))"
-    run_process([sys.executable, "-c", source], env=user_environment() | {"WORLD_SIZE": "2"}, code=143)
+    """As a daemon starts it, without a stdout."""
+    run_main("lambda: (setattr(sys, 'stdout', None), sys.exit(143))", code=143)
