@@ -9,6 +9,7 @@ from helpers.refusals import refused
 from helpers.scripts import RunScript
 from helpers.settings import parsed
 from helpers.weights import adapter_of, same_weights
+from pytest import LogCaptureFixture
 
 from gtpo.arguments import Settings
 from gtpo.models.load import load_policy
@@ -43,7 +44,7 @@ def further(model: Path, *argv: str) -> Settings:
 
 @pytest.mark.parametrize("named", ["", "adapter"])
 def test_a_run_from_an_adapter_keeps_base_shape_prompt(
-    named: str, run: Path, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    named: str, run: Path, tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     settings = further(run / named, "--run_name", "further")
     model = settings.model

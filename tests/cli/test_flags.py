@@ -141,12 +141,6 @@ def test_a_message_names_the_short_and_the_long_flag() -> None:
         check_flags("sft", spelled_out(["--G", "8"]), OF_SFT)
 
 
-def test_stop_on_collapse_needs_the_accuracy_reward() -> None:
-    assert parsed("--stop_on_collapse").reward.stop_on_collapse
-    with refused("--stop_on_collapse watches the accuracy reward"):
-        parsed("--stop_on_collapse", "--reward", "format")
-
-
 def test_settings_are_checked_in_a_subclass_with_slots() -> None:
     @dataclasses.dataclass(slots=True)
     class Mine(GTPOArguments):
@@ -157,34 +151,19 @@ def test_settings_are_checked_in_a_subclass_with_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--G 4 --num_generations 8", "--G and --num_generations are one setting"),
-        ("--num_generations=8 --G=4", "--num_generations and --G are"),
-        ("--max-steps 1 --max_steps 2", "--max-steps and --max_steps are"),
-        ("--bf16 true --no_bf16", "--bf16 and --no_bf16 are"),
-        ("--reward format --G 4 --reward accuracy", "--reward is given twice"),
-    ],
-)
-def test_one_setting_under_two_names_is_refused(words: str, message: str) -> None:
-    with refused(message):
-        parsed(*words.split())
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("G: 4\nnum_generations: 8\n", "'G' and 'num_generations' are one setting"),
         ("gpu_memory_utilization: 0.4\nvllm_gpu_memory_utilization: 0.3\n", "'gpu_memory_utilization' and 'vllm_gpu"),
     ],
 )
-def test_a_setting_named_twice_in_a_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    (config := tmp_path / "settings.yaml").write_text(text)
-    with refused(f"{config}: {message}"):
-        parsed("--config", str(config))
+def test_a_setting_named_twice_in_a_file_is_refused(text: str, message: str, here: Path) -> None:
+    Path("settings.yaml").write_text(text)
+    with refused(f"settings.yaml: {message}"):
+        parsed("--config", "settings.yaml")
 
 
-def test_an_overridden_or_null_setting_is_given_once(tmp_path: Path) -> None:
-    (config := tmp_path / "settings.yaml").write_text("num_generations: 8\nG: null\n")
-    assert parsed("--config", str(config)).trainer.num_generations == 8
-    assert parsed("--config", str(config), "--G", "4", "--G", "6").trainer.num_generations == 6  # as appended
+def test_an_overridden_or_null_setting_is_given_once(here: Path) -> None:
+    Path("settings.yaml").write_text("num_generations: 8\nG: null\n")
+    for words, expected in (([], 8), (["--G", "4", "--G", "6"], 6)):  # as appended
+        assert parsed("--config", "settings.yaml", *words).trainer.num_generations == expected

@@ -10,6 +10,7 @@ import pytest
 from helpers.runs import fake_run
 from helpers.scripts import ROOT
 from helpers.settings import parsed
+from pytest import MonkeyPatch
 
 from gtpo.errors import RunError, UsageError
 from gtpo.reports.wandb import start_wandb
@@ -29,9 +30,7 @@ def test_no_auto_class_runs_remote_code() -> None:
 
 
 @pytest.mark.parametrize("planted", ["a link", "hf_secretOfTheHub"])
-def test_a_stored_wandb_id_sends_no_text_of_files(
-    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_wandb_id_sends_no_text_of_files(planted: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("wandb.init", lambda **options: SimpleNamespace(define_metric=lambda *_, **__: None, **options))
     secret = tmp_path / "secret"
     secret.write_text("abcd1234")  # as the id of a run

@@ -11,11 +11,12 @@ import pytest
 from datasets import Dataset
 from helpers.files import write_lines
 from helpers.refusals import refused
+from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoTokenizer
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.arithmetic import arithmetic
-from gtpo.data.load import drop_long_prompts, load_benchmark, load_train, to_demonstrations
+from gtpo.data.load import drop_long_prompts, load_benchmark, load_train
 from gtpo.prompts import SYSTEM_PROMPT
 from rewards import accuracy_reward, format_reward
 
@@ -143,7 +144,7 @@ def last_box(solution: str) -> str:
     return text[1 : depths.index(0)].strip()
 
 
-def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_math_train_row_by_row(data_dir: Path, caplog: LogCaptureFixture) -> None:
     source = jsonl(data_dir / "math_train.jsonl")
     rows = load_train(DataArguments("math", data_dir=str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
@@ -203,7 +204,7 @@ def test_benchmarks_of_2026_have_the_columns_of_their_cards(
 # ---- downloads from the Hub ----
 
 
-def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_is_downloaded_with_all_its_subjects(monkeypatch: MonkeyPatch) -> None:
     """Each of the seven subjects is a separate config; loading one of them gives a seventh of MATH."""
     configs = []
 
@@ -222,26 +223,21 @@ def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatc
 VALID_ROW = {"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"}
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
+def test_rows_without_a_readable_gold_are_dropped_and_counted(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+    bad = [
         {"question": "No mark?", "answer": "It is 3."},
         {"question": "Nothing after the mark?", "answer": "It is 3.\n#### "},
         {"question": "No answer?", "answer": None},
         {"question": "No column?"},
         {"question": None, "answer": "#### 3"},
-    ],
-)
-def test_row_without_a_readable_gold_is_dropped_and_counted(
-    row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_lines(tmp_path / "gsm8k_train.jsonl", [VALID_ROW, row, VALID_ROW])
+    ]
+    write_lines(tmp_path / "gsm8k_train.jsonl", [VALID_ROW, *bad, VALID_ROW])
     rows = load_train(DataArguments("gsm8k", data_dir=str(tmp_path)))
-    assert rows["answer"][:] == ["3", "3"] and "1 of 3" in caplog.text
+    assert rows["answer"][:] == ["3", "3"] and "5 of 7" in caplog.text
     assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
 
 
-def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     given = tmp_path / "given"
     given.mkdir()
     write_lines(tmp_path / "gsm8k_train.jsonl", [VALID_ROW])
@@ -256,25 +252,22 @@ def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("flag", ["--max_prompt_length", "--max_length"])
 def test_prompts_and_demonstrations_that_are_too_long_are_dropped(
-    flag: str, tiny: Path, caplog: pytest.LogCaptureFixture
+    flag: str, tiny: Path, caplog: LogCaptureFixture
 ) -> None:
     """SFT would cut a demonstration."""
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    rows = to_demonstrations(load_train(DataArguments("arithmetic", limit=60)))
+    prompts = [[{"role": "user", "content": "1 " * count}] for count in (1, 2, 3)]
+    answer = [{"role": "assistant", "content": "2"}]
+    rows = Dataset.from_dict({"prompt": prompts, "completion": [answer] * 3})
     asks = flag == "--max_prompt_length"
-    lengths = []
-    for row in rows:
-        turns = row["prompt"] if asks else row["prompt"] + row["completion"]
-        lengths.append(len(tokenizer.apply_chat_template(turns, add_generation_prompt=asks)["input_ids"]))
-    limit = sorted(lengths)[30]  # a prompt of exactly the limit is kept
+    longest = prompts[1] if asks else prompts[1] + answer
+    limit = len(tokenizer.apply_chat_template(longest, add_generation_prompt=asks)["input_ids"])
     data = DataArguments(max_prompt_length=limit) if asks else DataArguments()
     trainer = SimpleNamespace(max_length=None if asks else limit)
     settings = Settings("sft", data, ModelArguments(), RunArguments(), trainer)
-    kept = drop_long_prompts(rows, tokenizer, settings)
-    expected = [row["prompt"] for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    assert kept["prompt"][:] == expected and 0 < len(expected) < 60
+    assert drop_long_prompts(rows, tokenizer, settings)["prompt"][:] == prompts[:2]
     what = "prompts" if asks else "prompts with their solution"
-    assert f"{60 - len(expected)} of 60 {what} dropped: over {limit} tokens" in caplog.text
+    assert f"1 of 3 {what} dropped: over {limit} tokens" in caplog.text
     tokenizer.chat_template += "{{ more }}"
     settings.prompt.chat_template_kwargs = {"more": "x"}
-    assert len(drop_long_prompts(rows, tokenizer, settings)) < len(expected)
+    assert drop_long_prompts(rows, tokenizer, settings)["prompt"][:] == prompts[:1]

@@ -7,6 +7,7 @@ import pytest
 from helpers.files import tables_of
 from helpers.refusals import refused
 from helpers.scripts import RunScript
+from pytest import LogCaptureFixture
 from test_tokenizer import CHATML, DROPS_SYSTEM, THINKS, smollm2, with_template
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -50,7 +51,7 @@ def test_the_gold_answer_earns_everything_or_says_why(case: dict[str, Any]) -> N
     check_first_rows(tokenizer, [PROMPT] * 3, golds, prompt)
 
 
-def test_a_reward_of_ones_own_needs_no_gold_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_of_ones_own_needs_no_gold_answer(caplog: LogCaptureFixture) -> None:
     plain, special = smollm2(), smollm2(tags=TAGS)
     prompt = PromptArguments()
     golds = ["4"] * 100
@@ -63,7 +64,7 @@ def test_a_reward_of_ones_own_needs_no_gold_answer(caplog: pytest.LogCaptureFixt
         check_first_rows(special, [PROMPT], ["4"], prompt, scored=["format"])
 
 
-def test_an_empty_reasoning_block_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_reasoning_block_is_told(caplog: LogCaptureFixture) -> None:
     prompt = PromptArguments(tags=THINK, chat_template_kwargs={"enable_thinking": False})
     check_first_rows(with_template(THINKS), [PROMPT], ["4"], prompt)
     assert "writes an empty reasoning block" in caplog.text

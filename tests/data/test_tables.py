@@ -8,6 +8,7 @@ import pandas
 import pytest
 from datasets import Dataset
 from helpers.refusals import refused
+from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_benchmark, load_train, load_user_benchmark, to_demonstrations
@@ -49,8 +50,7 @@ def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir), split="test", limit=3))
     first = load_benchmark("gsm8k", str(data_dir))[0]
     assert len(rows) == 3 and rows["prompt"][0] == to_messages(first.question)
-    test, train = (load_train(DataArguments("arithmetic", split=split)) for split in ("test", "train"))
-    assert len(test) == 500 and test["prompt"][0] != train["prompt"][0]
+    assert len(load_train(DataArguments("arithmetic", split="test"))) == 500
     for flag in ("split", "prompt_column", "answer_column", "solution_column", "dataset_config"):
         with refused(f"^--{flag} "):
             load_train(DataArguments("gsm8k", **{flag: "mine"}), dry_run=True)
@@ -60,7 +60,7 @@ def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
 
 
 def test_dropped_rows_are_counted_by_reason_outside_the_limit(
-    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    load: Load, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     text = 'task,gold\na,1\n" ",2\nb,\n,\n"c\nc",3\nd,4\n'
     rows = load("own.csv", text, **NAMED, limit=2)
@@ -71,7 +71,7 @@ def test_dropped_rows_are_counted_by_reason_outside_the_limit(
     assert [(problem.id, problem.gold) for problem in problems] == [("own/0", "1"), ("own/1", "3")]
 
 
-def test_rows_without_a_solution_are_dropped_for_sft_alone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_a_solution_are_dropped_for_sft_alone(load: Load, caplog: LogCaptureFixture) -> None:
     rows = load("own.csv", "prompt,answer,solution\na,1,s\nb,2,\n")
     assert rows["solution"][:] == ["s", None]
     assert to_demonstrations(rows)["completion"][:] == [[{"role": "assistant", "content": "s"}]]
@@ -125,7 +125,7 @@ def test_numbers_in_the_answer_column_are_written_out(load: Load) -> None:
 # ---- Parquet ----
 
 
-def test_parquet_of_pandas_keeps_integers_with_gaps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_parquet_of_pandas_keeps_integers_with_gaps(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     table = pandas.DataFrame({"task": ["a", "b", "c"], "gold": [18, None, 7], "turn": [1, 2, 3]})
     assert table["gold"].dtype == float
     table.to_parquet(tmp_path / "own.parquet")
@@ -156,7 +156,7 @@ def test_numbers_of_32_bits_are_read_as_written(tmp_path: Path) -> None:
 # ---- the Hub ----
 
 
-def test_a_hub_dataset_has_its_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_dataset_has_its_config_and_split(monkeypatch: MonkeyPatch) -> None:
     asked = []
 
     def hub(*args: Any, **kwargs: Any) -> Dataset:
@@ -172,7 +172,7 @@ def test_a_hub_dataset_has_its_config_and_split(monkeypatch: pytest.MonkeyPatch)
         load_train(DataArguments("owner/name"))
 
 
-def test_a_dry_run_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_dry_run_does_not_ask_the_hub(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
     rows = load_train(DataArguments("owner/name", prompt_column="task"), dry_run=True)
     assert (len(rows), rows.column_names) == (0, [])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.refusals import refused
+from pytest import LogCaptureFixture
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.processors import TemplateProcessing
@@ -82,16 +83,14 @@ def with_template(template: str | None) -> PreTrainedTokenizerFast:
         ("<|im_start|> <|im_end|> <|end|>", {"eos_token": "<|im_end|>"}, "<|im_end|>"),  # of the template, and an end
     ],
 )
-def test_a_free_token_pads(
-    specials: str, roles: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_free_token_pads(specials: str, roles: dict[str, Any], expected: str, caplog: LogCaptureFixture) -> None:
     tokenizer = byte_level(specials.split(), **roles)
     prepare_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == expected
     assert f"padding is {expected}" in caplog.text
 
 
-def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     tokenizer = smollm2()
     prepare_tokenizer(tokenizer, "some/model")
     tokenizer.save_pretrained(tmp_path)
@@ -141,11 +140,12 @@ def random_model() -> LlamaForCausalLM:
 PROMPTS = ["a", "b c d e f g", "c c", "d h a b"]
 
 
-def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], list[str]]:
-    completions: list[str] = []
+def trained_with(pad: str, directory: Path) -> tuple[Any, ...]:
+    """Weights, logs and completions."""
+    completions = []
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        completions.extend(map(str, completion_ids))
+        completions.extend(completion_ids)
         return [float(ids.count(3)) - 0.1 * len(ids) for ids in completion_ids]
 
     sampling = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "max_steps": 3}
@@ -169,26 +169,23 @@ def test_padding_with_eos_trains_the_same_policy(tmp_path: Path) -> None:
     """The masks distinguish padding from text: with another id of the padding token everything is bit-identical."""
     free, free_logs, sampled = trained_with("<free>", tmp_path / "free")
     eos, eos_logs, same = trained_with("<eos>", tmp_path / "eos")
-    assert {text.endswith(" 0]") for text in sampled} == {True, False}
+    assert {ids[-1] == 0 for ids in sampled} == {True, False}
     assert same == sampled and eos_logs == free_logs
     assert all(torch.equal(free[name], eos[name]) for name in free)
     assert all(row["grad_norm"] > 0 for row in free_logs[:3])
 
 
 def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> None:
+    for part in (random_model(), only_eos("<free>")):
+        part.save_pretrained(tmp_path)
     sampling = Sampling(k=8, max_new_tokens=16, batch_size=32)
+    sampler = TransformersSampler(str(tmp_path), sampling)
     problems = [Problem(str(i), prompt, "a") for i, prompt in enumerate(PROMPTS)]
-    found = []
-    for pad in ("<free>", "<eos>"):
-        directory = tmp_path / pad.strip("<>")
-        random_model().save_pretrained(directory)
-        only_eos("<free>").save_pretrained(directory)
-        sampler = TransformersSampler(str(directory), sampling)
-        sampler.tokenizer.pad_token = pad
-        [rows] = sampler.sample(make_requests(sampler, problems, sampling), set(), None)
-        found.append(rows)
-    assert found[0] == found[1]
-    assert {row["finished"] for row in found[0]} == {True, False}
+    requests = make_requests(sampler, problems, sampling)
+    [free] = sampler.sample(requests, set(), None)
+    sampler.tokenizer.pad_token = "<eos>"
+    [eos] = sampler.sample(requests, set(), None)
+    assert eos == free and {row["finished"] for row in free} == {True, False}
 
 
 # ---- chat templates ----
@@ -196,7 +193,7 @@ def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("template", [GEMMA, DROPS_SYSTEM], ids=["raises", "drops it"])
 def test_without_a_system_role_its_text_begins_the_question(
-    template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    template: str, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     tokenizer = with_template(template)
     merged = [{"role": "user", "content": "Be brief.\n\n2 + 2?"}]
@@ -212,7 +209,7 @@ def test_without_a_system_role_its_text_begins_the_question(
 
 
 @pytest.mark.parametrize("bos", ["", "<bos>"])
-def test_without_a_template_the_prompt_is_plain_text(bos: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_template_the_prompt_is_plain_text(bos: str, caplog: LogCaptureFixture) -> None:
     """It begins with BOS where the tokenizer's texts do."""
     tokenizer = with_template(None)
     if bos:
@@ -286,7 +283,7 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
         ('strftime_now( "%Y-%m-%d" )', "2024-07-26"),  # as Mistral
     ],
 )
-def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_date_of_a_template_is_always_the_same(call: str, shown: str, caplog: LogCaptureFixture) -> None:
     tokenizer = smollm2(f"{{% if strftime_now is defined %}}{{{{ 'Today: ' + {call} }}}}{{% endif %}}{CHATML}")
     prepare_tokenizer(tokenizer, "owner/name")
     assert tokenizer.apply_chat_template(TURNS, tokenize=False).startswith(f"Today: {shown}<|im_start|>")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.files import tables_of, write_lines
+from pytest import LogCaptureFixture
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark
@@ -63,7 +64,7 @@ MISSING = ["NA", "-", "--", "?", "...", "N/A", "n/a", "n.a.", "#N/A", "None", "n
 READABLE = ["Na", "na", "no", 0, 0.0]  # sodium is no missing value, and 0 is a number
 
 
-def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     golds = ["5", *MISSING, " ", "x" * 1001, "(((", *READABLE]
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold} for gold in golds]))
     expected = ["5", "Na", "na", "no", "0", "0"]
@@ -83,7 +84,7 @@ def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: pytest.
 @pytest.mark.parametrize(
     ("gold", "is_told"), [("2,5", True), ("-0,25", True), ("1.234,50", True), ("1,234", False), ("2, 5", False)]
 )
-def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold}]))
     load_train(data)
     assert ("write a decimal comma as a point" in caplog.text) is is_told

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import trl
+from pytest import CaptureFixture, MonkeyPatch
 
 from gtpo.runs.bars import PHASE, until_end
 from gtpo.training.trainer import GTPOTrainer
 
 
 def test_generation_has_a_bar_that_changes_no_token(
-    build: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    build: Any, capsys: CaptureFixture[str], monkeypatch: MonkeyPatch
 ) -> None:
     trainer = build("gtpo", top_k=1)  # the most likely tokens, also from TRL's sampler
     prompts = trainer.processing_class(["Question?", "A longer question?"])["input_ids"]

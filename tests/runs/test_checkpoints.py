@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.files import read_json, write_json
 from helpers.runs import checkpoint, fake_run
+from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.runs.directory import MANIFEST, damage, delete, latest_complete, rotate, sorted_checkpoints, steps_are_done
 
@@ -51,7 +52,7 @@ def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
 
 
-def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     fake_run(tmp_path, steps=(2, 4, 6))
     (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"")
     assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
@@ -78,7 +79,7 @@ def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> 
     assert names(tmp_path) == ["checkpoint-2"] and damage(target) is None
 
 
-def test_a_checkpoint_that_is_being_deleted_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_being_deleted_is_skipped(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     directory = checkpoint(tmp_path, 2)
     monkeypatch.setattr("gtpo.runs.directory.remove", lambda path: None)  # killed before a file is gone
     delete(directory)

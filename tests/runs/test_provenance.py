@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import pytest
 from helpers.scripts import run_process
+from pytest import MonkeyPatch
 
 from gtpo.runs import provenance
 from gtpo.runs.provenance import git_revision
 
 
-def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     file = tmp_path / "runs.py"
     file.write_text("old\n")
     identity = ("-c", "user.name=name", "-c", "user.email=name@example.com")

@@ -230,17 +230,18 @@ def test_a_run_stores_the_prompts_of_all_its_training(here: Path) -> None:
     assert RunDirectory("second").read_prompts() == expected and len(expected) == 40
 
 
-# Another form of the question "What is 1 + 1?" -> whether it is the same prompt.
-FORMS: list[tuple[Any, bool]] = [
-    (" What is\n1 + 1? ", True),
-    ([{"role": "user", "content": "What is 1 + 1?"}], True),
-    ([{"role": "system", "content": "Think."}, {"role": "user", "content": "What is  1 + 1?"}], True),
-    ("What is 1 + 2?", False),
-    ([{"role": "user", "content": "Hi"}, {"role": "user", "content": "What is 1 + 1?"}], False),
-]
-
-
-@pytest.mark.parametrize(("form", "same"), FORMS)
-def test_a_prompt_is_known_in_another_form(form: Any, same: bool) -> None:
-    (plain,) = prompt_keys(["What is 1 + 1?"])
-    assert (prompt_keys([form]) == [plain]) is same and len(plain) == 8
+@pytest.mark.parametrize(
+    ("turns", "same"),
+    [
+        (["What is 1 + 1?"], True),
+        (["system: Think.", "What is  1 +\n1? "], True),
+        (["What is 1 + 2?"], False),
+        (["Hi", "What is 1 + 1?"], False),
+    ],
+)
+def test_a_prompt_is_known_in_another_form(turns: list[str], same: bool) -> None:
+    """A text, and a conversation; the system prompt and white space do not count."""
+    roles = ["system" if turn.startswith("system") else "user" for turn in turns]
+    form = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
+    plain, other = prompt_keys(["What is 1 + 1?", form])
+    assert (other == plain) is same and len(plain) == 8

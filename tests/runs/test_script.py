@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.scripts import ROOT, RunScript, run_process, user_environment
-from pytest import MonkeyPatch
+from pytest import CaptureFixture, MonkeyPatch
 
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
@@ -41,7 +41,7 @@ def test_after_the_first_step_errors_are_the_runs(monkeypatch: MonkeyPatch) -> N
     assert script._training
 
 
-def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit) as exited:
         script.run_script(lambda: pytest.fail("it ran"))
