@@ -106,9 +106,8 @@ def check_training_rows(name: str, rows: Dataset) -> None:
     planned = load_train(DataArguments(name), dry_run=True)  # without the Hub
     assert len(planned) == len(rows)
     assert {*planned.column_names} == {*rows.column_names} == {"prompt", "answer", "solution"}
-    for prompt, answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
-        assert [message["role"] for message in prompt] == ["system", "user"]
-        assert prompt[0]["content"] == SYSTEM_PROMPT and prompt[1]["content"]
+    for (system, user), answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
+        assert system == {"role": "system", "content": SYSTEM_PROMPT} and user["role"] == "user"
         assert isinstance(answer, str) and answer.strip() == answer != ""
         assert solution.startswith("<reasoning>\n") and solution.endswith(f"\n<answer>\n{answer}\n</answer>")
     solutions = list(rows["solution"])

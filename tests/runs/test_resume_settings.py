@@ -176,43 +176,43 @@ def test_changed_code_of_a_reward_is_refused_unless_said(
 ) -> None:
     """It may be the repair of the error that stopped the run."""
     (place / "package").mkdir(parents=True)
-    for file in {*IMPORTED, "unused.py"}:
-        (place / file).write_text("S = 1\n")
-    (place / "helper.py").write_text("import math, below\nimport gtpo.grading\nS = 1\n")
-    (place / "package/inner.py").write_text("from . import sibling\nT = 1\n")
-    (place / "mine.py").write_text(f"import numpy\n{IMPORTED.get(name, '')}\ndef f(completions, **_): pass\n")
-    flags = ("--reward", f"{place}/mine.py:f")
-    begin(run, *flags)
+    code = dict.fromkeys(["unused.py", *IMPORTED], "S = 1\n")
+    code |= {"helper.py": "import math, below\nimport gtpo.grading\nS = 1\n"}
+    code |= {"package/inner.py": "from . import sibling\nT = 1\n"}
+    code |= {"mine.py": f"import numpy\n{IMPORTED.get(name, '')}\ndef f(completions, **_): pass\n"}
+    for file, text in code.items():
+        (place / file).write_text(text)
+    reward = f"{place}/mine.py:f"
+    begin(run, "--reward", reward)
     made_from = read_json(run / "environment.json")["made_from"]
-    assert made_from.keys() <= {"rows", flags[1], *IMPORTED}  # neither numpy nor ours
-    for unused in ("unused.py", "mine.txt"):
-        (place / unused).write_text("S = -1\n")
-    resume(run, *flags)
+    assert made_from.keys() <= {"rows", reward, *IMPORTED}  # neither numpy nor ours
+    (place / "unused.py").write_text("S = -1\n")
+    resume(run, "--reward", reward)
     assert caplog.messages == []
-    with (place / name).open("a") as changed:
-        changed.write("S = -1\n")
-    told = flags[1] if name == "mine.py" else name
+    (place / name).write_text(code[name] + "S = -1\n")
+    told = reward if name == "mine.py" else name
     with refused(f"run was started with another {told}: restore the file, add --changed_reward true"):
-        resume(run, *flags)
-    assert resume(run, *flags, "--changed_reward", "true") == str(run / "checkpoint-5")
+        resume(run, "--reward", reward)
+    assert resume(run, "--reward", reward, "--changed_reward", "true")
     assert f"another {told}" in caplog.text
 
 
-def test_a_reward_of_a_module_has_its_file(here: Path, run: Path, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "file"), [("pack.of_mine", "pack/of_mine.py"), ("mine", "mine.py")])
+def test_a_reward_of_a_module_has_its_file(
+    module: str, file: str, here: Path, run: Path, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(here)
     Path("pack").mkdir()
-    files = {"pack.of_mine:f": Path("pack/of_mine.py"), "mine:f": Path("mine.py")}
-    for file in (Path("pack/__init__.py"), *files.values()):
-        file.write_text("def f(completions, **_): pass\n")
-    load_rewards(["pack.of_mine:f"], {}, [])
-    begin(run, "--reward", *files)
-    for name, file in files.items():
-        before = file.read_text()
-        file.write_text("def f(completions, **_): return 1\n")
-        with refused(f"run was started with another {name}: "):
-            resume(run, "--reward", *files)
-        file.write_text(before)
-    assert resume(run, "--reward", *files)
+    for name in ("pack/__init__.py", file):
+        Path(name).write_text("def f(completions, **_): pass\n")
+    flags = ("--reward", f"{module}:f")
+    if "." in module:
+        load_rewards([flags[1]], {}, [])  # by which it is known
+    begin(run, *flags)
+    assert resume(run, *flags)
+    Path(file).write_text("def f(completions, **_): return 1\n")
+    with refused(f"run was started with another {flags[1]}: "):
+        resume(run, *flags)
 
 
 # ---- prompts ----
@@ -230,18 +230,10 @@ def test_a_run_stores_the_prompts_of_all_its_training(here: Path) -> None:
     assert RunDirectory("second").read_prompts() == expected and len(expected) == 40
 
 
-@pytest.mark.parametrize(
-    ("turns", "same"),
-    [
-        (["What is 1 + 1?"], True),
-        (["system: Think.", "What is  1 +\n1? "], True),
-        (["What is 1 + 2?"], False),
-        (["Hi", "What is 1 + 1?"], False),
-    ],
-)
-def test_a_prompt_is_known_in_another_form(turns: list[str], same: bool) -> None:
-    """A text, and a conversation; the system prompt and white space do not count."""
-    roles = ["system" if turn.startswith("system") else "user" for turn in turns]
-    form = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
-    plain, other = prompt_keys(["What is 1 + 1?", form])
-    assert (other == plain) is same and len(plain) == 8
+def test_a_prompt_is_known_in_another_form() -> None:
+    """As text and as a conversation; the system prompt and white space do not count."""
+    question = "What is 1 + 1?"
+    user = {"role": "user", "content": question}
+    same = [question, " What is\n1 + 1? ", [user], [{"role": "system", "content": "Think."}, user]]
+    assert len({*prompt_keys(same)}) == 1
+    assert len({*prompt_keys([question, "What is 1 + 2?", [{"role": "user", "content": "Hi"}, user]])}) == 3
