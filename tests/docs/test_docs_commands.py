@@ -1,5 +1,5 @@
 """Every command of the pages, with its values: training as a dry run, evaluation until a model is loaded, what
-``study`` and ``make`` would do. tests/docs/test_readme.py runs those of the README, small."""
+``study`` and ``make`` would do."""
 
 import re
 import shlex
@@ -13,11 +13,20 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("[!l]*.md"))]  # not log.md
-STANDS_FOR = {  # models of the Hub, a variable of the shell
+STANDS_FOR = {  # models of the Hub, a variable of the shell, a benchmark
     "Qwen/Qwen2.5-0.5B-Instruct": "tiny-model",
     "Qwen/Qwen3-4B": "tiny-model",
     "outputs/sft": "outputs/RUN",
     "$i/4": "1/4",
+    "NAME": "amc23",
+}
+DATA = "prompt,answer\nHow much is 2 + 3?,5\n"
+FILES = {
+    "my_rows.jsonl": '{"prompt": "How much is 2 + 3?", "answer": "5"}\n',
+    "my_train.csv": DATA,
+    "my_test.csv": DATA,
+    "my_objective.py": "from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n",
+    "my_reward.py": "def concise(completions, **columns):\n    return [0.0] * len(completions)\n",
 }
 
 
@@ -30,11 +39,10 @@ def commands(page: Path) -> list[str]:
     return "".join(blocks).splitlines() + [" ".join(line.split()) for line in words]
 
 
-LINES = sorted({line.partition(" #")[0] for page in PAGES for line in commands(page) if line})
+LINES = sorted({line.partition(" #")[0] for page in PAGES for line in commands(page)})
 COMMANDS = [
-    (found[1], [STANDS_FOR.get(word, word) for word in shlex.split(found[2], comments=True)])
-    for page in PAGES[2:]
-    for line in commands(page)
+    (found[1], [STANDS_FOR.get(word, word) for word in shlex.split(found[2])])
+    for line in LINES
     if (found := re.search(r"\b(train_\w+\.py|evaluate\.py)((?: +(?![&|>.])\S+)*)", line))
 ]
 
@@ -43,14 +51,10 @@ COMMANDS = [
 def folder(tmp_path_factory: TempPathFactory, tiny: Path) -> Path:
     """A working directory with the data, reward, model and run that the pages name."""
     folder = tmp_path_factory.mktemp("docs")
-    rows = '{"prompt": "How much is 2 + 3?", "answer": "5"}\n{"prompt": "How much is 2 + 4?", "answer": "6"}\n'
-    (folder / "my_rows.jsonl").write_text(rows)
-    for name in ("my_train.csv", "my_test.csv"):
-        (folder / name).write_text("prompt,answer\nHow much is 2 + 3?,5\n")
-    (folder / "my_objective.py").write_text("from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n")
-    (folder / "my_reward.py").write_text("def concise(completions, **columns):\n    return [0.0] * len(completions)\n")
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "gtpo").symlink_to(ROOT / "gtpo")  # the study runs in the root of a clone
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    for name in ("configs", "examples", "gtpo"):  # the study runs in the root of a clone
+        (folder / name).symlink_to(ROOT / name)
     for name in ("tiny-model", "my_model"):
         (folder / name).symlink_to(tiny)
     shutil.copytree(ROOT / "tests/stored/run_of_eada378", folder / "outputs/RUN")
@@ -62,17 +66,16 @@ def folder(tmp_path_factory: TempPathFactory, tiny: Path) -> Path:
 @mark.parametrize("line", [line for line in LINES if re.match("make |python reproduce|python3? -m [sg]", line)])
 def test_what_runs_much_takes_its_command(line: str, folder: Path, run_script: RunScript) -> None:
     """``make``, ``study`` and ``reproduce.py`` list what they would run; other modules show their help."""
-    program, *words = shlex.split(line.partition(">")[0])
+    program, script, *words = shlex.split(line.partition(">")[0])
     if program == "make":
-        run_process(["make", "--dry-run", *words])
+        run_process(["make", "--dry-run", script, *words])
         return
     flag = "--list"
-    if words[0] == "-m":
-        module = words[1].replace(".", "/")
-        if words[1:] == ["study"] or module != "study":
-            flag = "--help"
-        words = [f"{module}/__main__.py" if module == "study" else f"{module}.py", *words[2:]]
-    run_script(folder, *words, flag, before=f"sys.path[0] = {str(ROOT)!r}")
+    if script == "-m":
+        module = words.pop(0)
+        flag = "--list" if module == "study" and words else "--help"
+        script = f"{module.replace('.', '/')}.py".replace("study.py", "study/__main__.py")
+    run_script(folder, script, *words, flag, before=f"sys.path[0] = {str(ROOT)!r}")
 
 
 @mark.parametrize(("script", "words"), COMMANDS)
