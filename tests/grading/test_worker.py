@@ -2,40 +2,40 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from helpers.scripts import ROOT, run_process
 from hostile import HOSTILE
 from verdicts import CASES
 
-from gtpo.grading import algebra, compare, equivalent, extract_answer, is_correct, last_boxed, timeouts, worker
+from gtpo.grading import algebra, compare, grade_text, is_correct, lenient_answer, timeouts, worker
 from gtpo.grading.worker import Worker, shared_worker
 
-ROOT = Path(worker.__file__).resolve().parents[2]
 
-
-def run_python(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import gtpo."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *argv], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
-    )
+@pytest.fixture
+def own() -> Iterator[Worker]:
+    worker = Worker()
+    yield worker
+    worker.stop()
 
 
 def test_hostile_text_is_wrong_bounded_and_never_executed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 1.0)  # shorter than in production, to keep the test short
     compare.decide.cache_clear()
     for text in HOSTILE:
-        for gold in ("18", r"\sqrt{2}", "x^2+1", "(3,4)", r"\text{even}"):
+        for gold in ("18", r"\sqrt{2}", "x^2+1", "(3,4)", r"\text{even}", text + "+1"):
             assert not is_correct(text, gold), text[:60]
-        assert not equivalent(text, text + "+1"), text[:60]
-        extract_answer(f"<answer>{text}</answer>")
-        last_boxed(text)
+        for completion in (text, f"<answer>{text}</answer>", rf"\boxed{{{text}}}"):
+            lenient_answer(completion, None, "(A)")
+            assert not grade_text(completion, "1.23456789").correct_leniently, text[:60]
     assert list(here.iterdir()) == []
 
 
@@ -55,16 +55,12 @@ def test_a_late_comparison_is_wrong_and_counted(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the environment of another process")
-def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_inherits_no_token(own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "SECRET"):
         monkeypatch.setenv(name, "hf_secret")
-    own = Worker()
-    assert own.compare("x+1", "1+x", None, 5.0)[0]
+    own.start()
     assert own.process is not None
-    inherited = Path(f"/proc/{own.process.pid}/environ").read_bytes()
-    own.stop()
-    assert b"secret" not in inherited
-    assert {line.partition(b"=")[0].decode() for line in inherited.split(b"\0") if line} <= set(worker.ENVIRONMENT)
+    assert b"secret" not in Path(f"/proc/{own.process.pid}/environ").read_bytes()
 
 
 def test_alarms_fire_and_threads_agree() -> None:
@@ -72,74 +68,44 @@ def test_alarms_fire_and_threads_agree() -> None:
     sample = CASES[::7]
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
     compare.decide.cache_clear()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with ThreadPoolExecutor(4) as pool:
-            verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
-        assert verdicts == [case[2] for case in sample]
-        assert fired.wait(10)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
+    assert fired.wait(10)
+    signal.signal(signal.SIGALRM, previous)
+    assert verdicts == [case[2] for case in sample]
 
 
-@pytest.mark.parametrize("when", ["it starts", "it imports", "it waits", "it compares"])
-def test_a_process_killed_while(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is replaced; killed during a comparison, the next process is asked again, once."""
-    own = Worker()
+@pytest.mark.parametrize("after", ["_start", "_connect", "compare"])
+def test_a_killed_process_is_replaced(after: str, own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it imports, as by the system out of memory; before it compares, which is asked again, once; idle."""
     kills = []
-    connect = own._connect
+    step = getattr(own, after)
 
-    def kill() -> None:
-        assert own.process is not None
-        own.process.kill()
-        own.process.wait()
-        kills.append(own.process.pid)
+    def step_then_kill(*arguments: Any) -> Any:
+        found = step(*arguments)
+        if own.process and not kills:
+            kills.append(own.process.pid)
+            own.process.kill()
+            own.process.wait()
+        return found
 
-    def connect_then_kill() -> None:
-        connect()
-        if not kills:
-            kill()
-
-    if when == "it starts":
-        own._start()
-        kill()
-    elif when == "it imports":  # as by the system, out of memory
-        start = own._start
-
-        def start_then_kill() -> None:
-            start()
-            if not kills:
-                kill()
-
-        monkeypatch.setattr(own, "_start", start_then_kill)
-    else:
-        assert own.compare("x+1", "1+x", None, 5.0)[0]
-        if when == "it waits":
-            kill()
-        else:
-            monkeypatch.setattr(own, "_connect", connect_then_kill)
-    calls = own.calls
+    monkeypatch.setattr(own, after, step_then_kill)
+    assert own.compare("x+1", "1+x", None, 5.0)[0]
     assert own.compare("x+2", "2+x", None, 5.0)[0]
-    assert (len(kills), own.calls) == (1, calls + 1)
-    own.stop()
+    assert (len(kills), own.calls) == (1, 2)
 
 
 def test_a_forked_child_starts_its_own_process() -> None:
     assert is_correct("x+x^5", "x(x^4+1)")
     process = shared_worker.process
-    lock = shared_worker._lock
-    lock.acquire()  # as another thread may hold it at the time of the fork
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # ends a child that waits for the parent's lock
-        code = 1
-        try:
-            code = 0 if is_correct("x+x^6", "x(x^5+1)") and shared_worker.process is not process else 1
+    with shared_worker._lock:  # as another thread may hold it at the time of the fork
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # ends a child that waits for the parent's lock
+            own = is_correct("x+x^6", "x(x^5+1)") and shared_worker.process is not process
             shared_worker.stop()
-        finally:
-            os._exit(code)
-    lock.release()
+            os._exit(not own)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert shared_worker.process is process and is_correct("x+x^7", "x(x^6+1)")
 
@@ -152,46 +118,54 @@ def test_the_process_ends_with_its_parent(ending: str) -> None:
         "is_correct('x+x^2', 'x(1+x)')\n"
         "print(worker.shared_worker.process.pid, flush=True)\n"
     )
-    pid = int(run_python("-c", code + ending).stdout)
+    ended = run_process([sys.executable, "-c", code + ending], code=-9 if ending else 0)
     for _ in range(200):
         try:
-            os.kill(pid, 0)
+            os.kill(int(ended.stdout), 0)
         except ProcessLookupError:
             return
         time.sleep(0.05)
     pytest.fail("the grading process is still running")
 
 
-def test_the_grader_is_light_and_runs_a_script_once(tmp_path: Path) -> None:
-    """The process imports nothing that the script has imported."""
-    (tmp_path / "heavy.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
+def test_the_grader_runs_a_script_once(tmp_path: Path) -> None:
     code = (
-        "import os, sys, heavy, gtpo.grading, rewards\n"
-        "print(gtpo.grading.is_correct('x+x^2', 'x(1+x)'), gtpo.grading.timeouts(), os.getpid(), flush=True)\n"
-        "heavy = {'torch', 'transformers', 'trl', 'sympy', 'math_verify', 'evaluate'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
+        f"import sys\nsys.path.append({str(ROOT)!r})\n"
+        "from gtpo.grading import is_correct\n"
+        "print(is_correct('x+x^2', 'x(1+x)'), flush=True)\n"
     )
     (tmp_path / "train.py").write_text(code)
-    run = run_python("train.py", cwd=tmp_path)
-    imported, verdict = run.stdout.splitlines()
-    assert (verdict, run.returncode) == (f"True 0 {imported.split()[-1]}", 0), run.stderr
+    assert run_process([sys.executable, "train.py"], cwd=tmp_path).stdout == "True\n"
 
 
-def test_a_process_that_cannot_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WITHOUT = "import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text()
+TIMES = "killed while it started, or took over .* seconds, two times: free memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "reason", "starts"),
+    [
+        (WITHOUT, 60.0, r"did not start \(.*math_verify.*\): install math-verify and sympy", 1),
+        ("import os\nos.kill(os.getpid(), 9)\n", 60.0, TIMES, 2),
+        ("import time\ntime.sleep(60)\n", 1.0, TIMES, 2),
+    ],
+    ids=["not installed", "killed", "late"],
+)
+def test_a_process_that_cannot_start_gives_the_reason(
+    text: str,
+    limit: float,
+    reason: str,
+    starts: int,
+    own: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is missing is named; a process that is killed is started two times, and no package is named."""
     script = tmp_path / "symbolic.py"
-    without = "import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text()
+    script.write_text(text)
     monkeypatch.setattr(worker, "SCRIPT", script)
-    killed = "import os\nos.kill(os.getpid(), 9)\n"
-    late = "import time\ntime.sleep(60)\n"
-    times = "killed while it started, or took over .* seconds, two times: free memory"
-    packages = r"did not start \(.*math_verify.*\): install math-verify and sympy"
-    for text, reason, expected in ((without, packages, 1), (killed, times, 2), (late, times, 2)):
-        script.write_text(text)
-        own = Worker()
-        started = []
-        monkeypatch.setattr(own, "_start", lambda start=own._start, started=started: started.append(start()))
-        monkeypatch.setattr(worker, "START_LIMIT", 1.0 if text == late else 60.0)
-        with pytest.raises(RuntimeError, match=reason):
-            own.compare("x+x^8", "x(x^7+1)", None, 5.0)
-        assert len(started) == expected
+    monkeypatch.setattr(worker, "START_LIMIT", limit)
+    monkeypatch.setattr(own, "_start", start := MagicMock(side_effect=own._start))
+    with pytest.raises(RuntimeError, match=reason):
+        own.compare("x+x^8", "x(x^7+1)", None, 5.0)
+    assert start.call_count == starts
