@@ -1,12 +1,12 @@
 """reproduce.py and the study in a working directory where small scripts replace training and evaluation."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import read_lines
 from helpers.scripts import Command
 
 import reproduce
@@ -128,13 +128,13 @@ class Sandbox:
     def calls(self) -> list[Any]:
         """The calls of the replaced scripts since the last call of this method."""
         path = self.path / "calls.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = read_lines(path) if path.exists() else []
         path.unlink(missing_ok=True)
         return lines
 
     def spans(self) -> list[Any]:
         """Runs and evaluations so far: name (of an evaluation with its runs), CUDA_VISIBLE_DEVICES, start, end."""
-        return [json.loads(line) for line in (self.path / "spans.jsonl").read_text().splitlines()]
+        return read_lines(self.path / "spans.jsonl")
 
 
 @pytest.fixture

@@ -8,20 +8,16 @@ from transformers import AutoTokenizer
 class FakeUnsloth:
     """The parts of unsloth that the project uses: it patches trl on import and loads models."""
 
-    def __init__(self, patches_trl: bool = True) -> None:
+    def __init__(self) -> None:
         self.__spec__ = None
         self.options: dict[str, Any] = {}
         self.FastLanguageModel = self
-        self.patches_trl = patches_trl
-        self.error: Exception | None = None  # raised by from_pretrained
         self.rows: int | None = None  # of the embedding, which it resizes
 
     def from_pretrained(self, **options: Any) -> tuple[Any, Any]:
         from transformers import AutoModelForCausalLM
 
         self.options |= options
-        if self.error is not None:
-            raise self.error
         model = AutoModelForCausalLM.from_pretrained(options["model_name"])
         if self.rows is not None:
             model.resize_token_embeddings(self.rows)
