@@ -26,14 +26,6 @@ from gtpo.runs.directory import RunDirectory, damage
 from paper.results import read_results
 
 
-def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")  # cannot be encoded: fails while writing
-    assert path.read_text() == "old"
-
-
 def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("years of work")
     (tmp_path / "file.tmp").symlink_to(tmp_path / "mine")
