@@ -2,9 +2,9 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -32,8 +32,11 @@ def test_refused_texts_never_reach_sympy(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *(("0.5x", r"\frac{5}{10}x"), ("10%", r"10*\frac{1}{100}"), (r"1\frac{2}{3}\pi", r"(1+\frac{2}{3})\pi")),
-        *(("(2)(3)", "(2)*(3)"), (r"2\binom{3}{1}", r"2*\binom{3}{1}")),
+        ("0.5x", r"\frac{5}{10}x"),
+        ("10%", r"10*\frac{1}{100}"),
+        (r"1\frac{2}{3}\pi", r"(1+\frac{2}{3})\pi"),
+        ("(2)(3)", "(2)*(3)"),
+        (r"2\binom{3}{1}", r"2*\binom{3}{1}"),
     ],
 )
 def test_to_latex(text: str, expected: str) -> None:
@@ -41,31 +44,17 @@ def test_to_latex(text: str, expected: str) -> None:
 
 
 @pytest.fixture
-def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
-    """fake_worker(seconds): every comparison takes that long and finds its pair equal; None fails. Gives the calls."""
-
-    def install(seconds: float | None) -> list[str]:
-        calls: list[str] = []
-
-        def compare_pair(a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool | None, float]:
-            calls.append(a)
-            return (None, limit) if seconds is None else (True, seconds)
-
-        monkeypatch.setattr(shared_worker, "compare", compare_pair)
-        return calls
-
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[MagicMock]:
+    """In place of sympy: every comparison takes two seconds and finds its pair equal."""
     compare.decide.cache_clear()
-    yield install
+    monkeypatch.setattr(shared_worker, "compare", fake := MagicMock(return_value=(True, 2.0)))
+    yield fake
     compare.decide.cache_clear()
 
 
-def test_the_time_limit_covers_all_elements_of_an_answer(
-    fake_worker: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[float] = []
-    monkeypatch.setattr(shared_worker, "compare", lambda a, b, tolerance, limit: limits.append(limit) or (True, 2.0))
+def test_the_time_limit_covers_all_elements_of_an_answer(worker: MagicMock) -> None:
     assert is_correct("(1+x,2+x,3+x)", "(x+1,x+2,x+3)")
-    assert limits == [5.0, 3.0, 1.0]
+    assert [call.args[3] for call in worker.call_args_list] == [5.0, 3.0, 1.0]
 
 
 def blocks(answers: list[str]) -> str:
@@ -75,48 +64,47 @@ def blocks(answers: list[str]) -> str:
 SPELLINGS = [f"x+{i}-{i}" for i in range(20)]  # only sympy sees that they are equal
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["compared", "from the cache"])
-def test_all_comparisons_of_a_completion_share_one_budget(again: bool, fake_worker: Callable[..., list[str]]) -> None:
-    calls = fake_worker(2.0)
+def test_all_comparisons_of_a_completion_share_one_budget(worker: MagicMock) -> None:
     logged = {}
-    for _ in range(2 if again else 1):
+    for _ in ("compared", "from the cache"):
         assert accuracy_reward([blocks(SPELLINGS)], answer=["x"], log_metric=logged.__setitem__) == [0.0]
-        assert len(calls) == 3 and logged["grader_timeouts"] == 1.0  # 2 + 2 + 2 s exceed 5 s
+        assert worker.call_count == 3 and logged["grader_timeouts"] == 1.0  # 2 + 2 + 2 s exceed 5 s
 
 
-def test_the_gold_answer_is_compared_within_the_same_budget(fake_worker: Callable[..., list[str]]) -> None:
-    fake_worker(2.0)
+def test_the_gold_answer_is_compared_within_the_same_budget(worker: MagicMock) -> None:
     three = blocks(SPELLINGS[:3])
     two = blocks(SPELLINGS[:2])
     before = timeouts()
     assert accuracy_reward([three, two], answer=["x", "x"]) == [0.0, 10.0]  # 6 s and 4 s
     assert timeouts() == before + 1
     assert is_correct(extract_answer(three), "x")  # each with its own budget
-    calls = fake_worker(0.0)
+
+
+def test_a_spent_budget_compares_nothing(worker: MagicMock) -> None:
     budget = TimeBudget(2)
     assert budget.seconds_left == 10.0
     budget.seconds_left = 0.0
-    assert not is_correct("18", "18.0", budget)  # a spent budget compares nothing
-    assert (calls, timeouts()) == ([], before + 2)
+    before = timeouts()
+    assert not is_correct("18", "18.0", budget)
+    assert (worker.call_count, timeouts()) == (0, before + 1)
 
 
-def test_every_completion_above_a_limit_is_counted(fake_worker: Callable[..., list[str]]) -> None:
-    calls = fake_worker(None)
+def test_every_completion_above_a_limit_is_counted(worker: MagicMock) -> None:
+    worker.return_value = (None, 5.0)
     logged = {}
     completions = [blocks(SPELLINGS[:1]), blocks(SPELLINGS[:1]), blocks(SPELLINGS), blocks(["x"])]
     rewards = accuracy_reward(completions, answer=["x"] * 4, log_metric=logged.__setitem__)
     assert rewards == [0.0, 0.0, 0.0, 10.0]
-    assert len(calls) == 2 and logged["grader_timeouts"] == 3.0  # the second completion is known from the cache
+    assert worker.call_count == 2 and logged["grader_timeouts"] == 3.0  # the second is known from the cache
 
 
-def test_the_exact_rules_count(monkeypatch: pytest.MonkeyPatch, fake_worker: Callable[..., list[str]]) -> None:
-    calls = fake_worker(0.0)
+def test_the_exact_rules_count(monkeypatch: pytest.MonkeyPatch, worker: MagicMock) -> None:
     clock = itertools.count(step=2.0)  # 2 s between the start and the end of a comparison
     monkeypatch.setattr(compare, "time", SimpleNamespace(thread_time=lambda: next(clock)))
     before = timeouts()
     assert extract_answer(blocks(["18", "18.0"])) == "18.0"
     assert extract_answer(blocks(["18." + "0" * i for i in range(1, 20)])) is None
-    assert (calls, timeouts()) == ([], before + 1)
+    assert (worker.call_count, timeouts()) == (0, before + 1)
     assert next(clock) == 16.0  # one comparison, then three of 18
 
 

@@ -2,9 +2,8 @@ r"""The lenient answer: the last box, else the answer block, else the last numbe
 
 import pytest
 from helpers.files import tables_of
-from hostile import HOSTILE
 
-from gtpo.grading import compare, grade_text, lenient, lenient_answer, timeouts
+from gtpo.grading import compare, grade_text, lenient, timeouts
 
 TABLES = tables_of(__file__)
 
@@ -21,14 +20,6 @@ def test_lenient_verdicts(text: str, gold: str, answer: str | None, strict: bool
 def test_other_tags() -> None:
     assert grade_text("[a]18[/a] of 20", "18", "[a]", "[/a]") == ("18", True, "18", True)
     assert grade_text("<answer>18</answer> of 20", "18", "[a]", "[/a]") == (None, False, "20", False)
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=[text[:20] for text in HOSTILE])
-def test_hostile_text_has_a_verdict(text: str) -> None:
-    for completion in (text, f"<answer>{text}</answer>", rf"\boxed{{{text}}}"):
-        lenient_answer(completion, None, "18")
-        lenient_answer(completion, None, "(A)")
-    assert not grade_text(f"<answer>{text}</answer>", "1.23456789").correct_leniently
 
 
 def test_an_answer_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from gtpo.grading.worker import Worker, shared_worker
 def test_the_running_process_has_its_limits() -> None:
     assert is_correct("x+x^9", "x(x^8+1)")
     assert shared_worker.process is not None
-    expected = {resource.RLIMIT_AS: symbolic.MEMORY_LIMIT, resource.RLIMIT_FSIZE: 0}
-    for name, limit in expected.items():
+    for name, limit in ((resource.RLIMIT_AS, symbolic.MEMORY_LIMIT), (resource.RLIMIT_FSIZE, 0)):
         assert resource.prlimit(shared_worker.process.pid, name) == (limit, limit)
     assert symbolic.ORPHAN_LIMIT > algebra.TIME_LIMIT
 
@@ -28,9 +27,4 @@ def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkey
     monkeypatch.setattr(worker, "SCRIPT", greedy)
     own = Worker()
     assert own.compare("x+1", "1+x", None, 5.0)[0] is None
-    assert own.calls == 1
-    monkeypatch.undo()
-    own.stop()
-    own = Worker()
-    assert own.compare("x+1", "1+x", None, 5.0)[0]
     own.stop()

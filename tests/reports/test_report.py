@@ -5,9 +5,8 @@ from xml.etree import ElementTree
 
 from gtpo.reports.html import Group, group_html
 
-GREEN = "rgba(46, 160, 67, 0.4)"
-GREY = "rgba(128, 128, 128, 0.4)"
-PLAIN = None
+GREEN = "background: rgba(46, 160, 67, 0.4)"
+GREY = "background: rgba(128, 128, 128, 0.4)"
 
 FIRST = {
     "prompt": "<s>How many?\nSay it.",
@@ -24,28 +23,17 @@ THIRD = FIRST | {"spans": [("3", 1.0)], "format": 0.0, "accuracy": 2.5, "advanta
 VIEW = Group(["format", "accuracy"], [FIRST, SECOND, THIRD])
 
 
-class Table:
-    """What a browser shows: the cells of each row, and the pieces of each completion with colour and strikethrough."""
-
-    def __init__(self, text: str) -> None:
-        root = ElementTree.fromstring(text)
-        self.tags = {element.tag for element in root.iter()}
-        self.rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
-        self.pieces = [pieces_of(code) for code in root.iterfind(".//td/code")]
+def show(group: Group) -> ElementTree.Element:
+    """The page as a browser reads it."""
+    return ElementTree.fromstring(group_html(group))
 
 
-def pieces_of(code: ElementTree.Element) -> list[tuple[str | None, str | None, bool]]:
-    struck = code.find("s")
-    inside = code if struck is None else struck
-    pieces = [(inside.text, PLAIN, struck is not None)]
-    for span in inside:
-        pieces.append((span.text, span.attrib["style"].removeprefix("background: "), struck is not None))
-        pieces.append((span.tail, PLAIN, struck is not None))
-    return [piece for piece in pieces if piece[0]]
+def rows_of(group: Group) -> list[list[str]]:
+    return [["".join(cell.itertext()) for cell in row] for row in show(group).iter("tr")]
 
 
 def test_rows_are_completions_sorted_by_advantage() -> None:
-    header, *rows = Table(group_html(VIEW)).rows
+    header, *rows = rows_of(VIEW)
     assert header == ["A", "format", "accuracy", "⟨H⟩", "completion"]
     assert rows == [
         ["+1.25", "1", "0", "0.750", "<answer>2</s>"],
@@ -55,15 +43,14 @@ def test_rows_are_completions_sorted_by_advantage() -> None:
 
 
 def test_tokens_have_their_colour_and_filtered_completions_a_line() -> None:
-    assert Table(group_html(VIEW)).pieces == [
-        [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)],
-        [("3", PLAIN, False)],
-        [("<answer>↵", GREY, False), ("1", PLAIN, False), ("</s>", GREY, False)],
-    ]
+    codes = show(VIEW).findall(".//td/code")
+    pieces = [[(span.attrib["style"], span.text) for span in code.iter("span")] for code in codes]
+    assert pieces == [[(GREEN, "<answer>"), (GREEN, "</s>")], [], [(GREY, "<answer>↵"), (GREY, "</s>")]]
+    assert ["".join(line.itertext()) for line in show(VIEW).iterfind(".//td/code/s")] == ["<answer>2</s>"]
 
 
 def test_a_completion_that_was_cut_off_has_a_mark() -> None:
-    _, *rows = Table(group_html(Group(VIEW.rewards, [FIRST, SECOND, THIRD | {"cut_off": True}]))).rows
+    _, *rows = rows_of(Group(VIEW.rewards, [FIRST, SECOND, THIRD | {"cut_off": True}]))
     assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
 
 

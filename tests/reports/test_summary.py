@@ -33,10 +33,7 @@ def test_scores_are_means_of_first_and_last_ten_rows() -> None:
     assert scores(rows) == ["accuracy 5.5 -> 25.5 %", "formatting 50.0 -> 50.0 %"]
 
 
-@mark.parametrize(
-    ("rows", "expected"),
-    TABLES["scores_of_short_runs"],
-)
+@mark.parametrize(("rows", "expected"), TABLES["scores_of_short_runs"])
 def test_scores_of_short_runs(rows: list[dict[str, Any]], expected: list[str]) -> None:
     assert scores(rows) == expected
 
@@ -49,58 +46,60 @@ def test_no_problem_in_a_good_run() -> None:
     assert find_problems([], 64) == {}
 
 
-def test_completions_that_are_all_cut_off() -> None:
-    rows = [row(step, completions__clipped_ratio=1.0) for step in range(1, 9)]
-    for last, percent in ((1.0, "100 %"), (0.9, "98 %")):
-        rows[-1]["completions/clipped_ratio"] = last
-        found = find_problems(rows, 64)
-        assert found.keys() == {"cut off"} and percent in found["cut off"] and "steps 4 to 8" in found["cut off"]
-    rows[-1]["completions/clipped_ratio"] = 0.7  # a mean of 0.94
-    assert find_problems(rows, 64) == {}
+@mark.parametrize(("last", "percent"), [(1.0, "100 %"), (0.9, "98 %"), (0.7, None)])
+def test_completions_that_are_all_cut_off(last: float, percent: str | None) -> None:
+    rows = [row(step, completions__clipped_ratio=1.0) for step in range(1, 8)]
+    found = find_problems([*rows, row(8, completions__clipped_ratio=last)], 64)
+    assert found.keys() == ({"cut off"} if percent else set())  # above a mean of 0.95
+    assert not percent or (percent in found["cut off"] and "steps 4 to 8" in found["cut off"])
 
 
-def test_rewards_that_are_all_zero() -> None:
-    zero = {"rewards__a__mean": 0.0, "rewards__a__std": 0.0, "rewards__b__mean": 0.0, "rewards__b__std": 0.0}
-    rows = [row(step, **zero) for step in range(1, 6)]
-    assert "(a, b)" in find_problems(rows, 64)["zero"]
-    rows[2]["rewards/b/mean"] = 0.1
-    assert find_problems(rows, 64) == {}
-    rows[2]["rewards/b/mean"] = 0.0
-    rows[2]["rewards/b/std"] = 1.0  # rewards of both signs with the mean 0
-    assert find_problems(rows, 64) == {}
-    same = [row(step, rewards__a__std=1e-8) for step in range(1, 9)]
-    assert "(a)" in find_problems(same, 64)["constant"]
-    assert find_problems([row(0), *same], 64) == {}  # what is learned ends like this
+ZERO = {"rewards__a__mean": 0.0, "rewards__a__std": 0.0}
+NONE = {"rewards__b__mean": None, "rewards__b__std": math.nan}  # of a reward that does not apply
 
 
-def test_a_reward_that_gives_none_does_not_count() -> None:
-    none = {"rewards__b__mean": None, "rewards__b__std": math.nan}
-    assert find_problems([row(step, **none) for step in range(1, 6)], 64) == {}
-    nothing = {"rewards__a__mean": None, "rewards__a__std": None}
-    assert find_problems([row(step, **nothing) for step in range(1, 6)], 64) == {}
-    zero = {"rewards__a__mean": 0.0, "rewards__a__std": 0.0}
-    assert "(a)" in find_problems([row(step, **zero, **none) for step in range(1, 6)], 64)["zero"]
-
-
-def test_each_problem_is_said_once_while_it_happens(
-    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+@mark.parametrize(
+    ("metrics", "last", "problem", "named"),
+    [
+        (ZERO | {"rewards__b__mean": 0.0, "rewards__b__std": 0.0}, {}, "zero", "(a, b)"),
+        (ZERO | NONE, {}, "zero", "(a)"),
+        (ZERO, {"rewards__a__mean": 0.1}, None, ""),
+        (ZERO, {"rewards__a__std": 1.0}, None, ""),  # rewards of both signs with the mean 0
+        ({"rewards__a__std": 1e-8}, {}, "constant", "(a)"),
+        (NONE, {}, None, ""),
+        ({"rewards__a__mean": None, "rewards__a__std": None}, {}, None, ""),
+    ],
+)
+def test_rewards_that_are_all_zero_or_alike(
+    metrics: dict[str, Any], last: dict[str, Any], problem: str | None, named: str
 ) -> None:
-    messages = RunMessages(settings_of(tmp_path / "a run"), 100)
-    args = SimpleNamespace(output_dir=str(tmp_path / "a run"), world_size=1)
+    found = find_problems([*(row(step, **metrics) for step in range(1, 5)), row(5, **(metrics | last))], 64)
+    assert found.keys() == ({problem} if problem else set())
+    assert named in "".join(found.values())
+
+
+def test_rewards_that_become_alike_are_no_problem() -> None:
+    """What is learned ends like this."""
+    assert find_problems([row(0), *(row(step, rewards__a__std=1e-8) for step in range(1, 9))], 64) == {}
+
+
+@mark.parametrize(("rank", "problems"), [("0", 2), ("1", 0)])
+def test_each_problem_is_said_once_while_it_happens(
+    rank: str, problems: int, here: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+) -> None:
+    """By the first process alone."""
+    messages = RunMessages(settings_of(here), 100)
+    monkeypatch.setenv("RANK", rank)
+    args = SimpleNamespace(output_dir=str(here), world_size=1)
+    messages.on_train_begin(args, TrainerState(max_steps=9), TrainerControl())
+    assert bool(caplog.messages) == (rank == "0")
+    caplog.clear()
     bad = {"completions/clipped_ratio": 1.0, "rewards/a/mean": 0.0, "rewards/a/std": 0.0}
     said = []
     for step in range(1, 3 * PROBLEM_STEPS):
         messages.on_log(args, TrainerState(global_step=step), TrainerControl(), logs=dict(bad))
         said.append(len(caplog.messages))
-    assert said == [0] * (PROBLEM_STEPS - 1) + [2] * (2 * PROBLEM_STEPS)
-    caplog.clear()
-    messages = RunMessages(settings_of(tmp_path), 100)
-    monkeypatch.setenv("RANK", "1")
-    for step in range(1, 10):  # other processes say nothing
-        state = TrainerState(global_step=step)
-        messages.on_log(args, state, TrainerControl(), logs=dict(bad))
-        messages.on_train_begin(args, state, TrainerControl())
-    assert not caplog.messages
+    assert said == [0] * (PROBLEM_STEPS - 1) + [problems] * (2 * PROBLEM_STEPS)
 
 
 # ---- end ----
