@@ -12,43 +12,38 @@ from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans, plai
 
 
 @pytest.mark.parametrize("span", CONFLICT_SPANS)
-@pytest.mark.parametrize("width", [1, 7, 300, 2 * BLOCK])
-def test_spans_equal_the_loops_over_tokens(span: str, width: int) -> None:
+@pytest.mark.parametrize(("width", "size"), [(0, 2), (1, 5), (7, 1), (7, 3), (7, 5), (300, 5), (2 * BLOCK, 5)])
+def test_spans_equal_the_loops_over_tokens(span: str, width: int, size: int) -> None:
     """Runs that end in the first block, in a later one and at the last token; masks with holes."""
     generator = torch.Generator().manual_seed(width)
     groups = 12
-    size = 5
+    rows = groups * size
     base = torch.randint(3, (groups, 1, width), generator=generator)
     rate = torch.rand(groups, 1, 1, generator=generator) ** 6  # of tokens that differ from the others'
     changed = torch.rand(groups, size, width, generator=generator) < rate
     ids = torch.where(changed, 3 + torch.randint(2, changed.shape, generator=generator), base).flatten(0, 1)
-    valid = torch.arange(width) < torch.randint(width + 1, (groups * size, 1), generator=generator)
-    valid[: groups * size // 2] = True
+    valid = torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=generator)
+    valid[: rows // 2] = True
     valid[::7] = torch.rand(width, generator=generator) < 0.9
-    advantages = torch.randint(-1, 2, (groups * size,), generator=generator).float()
-    found = conflict_spans(ids, valid, advantages, size, span)
+    advantages = torch.randint(-1, 2, (rows,), generator=generator).float()
+    forward, backward = conflict_spans(ids, valid, advantages, size, span)
     completions = unpad(ids, valid)
     scores = advantages.tolist()
-    for actual, naive in zip(found, (naive_forward_spans, naive_backward_spans), strict=True):
-        expected = []
-        for start in range(0, len(ids), size):
-            expected += naive(completions[start : start + size], scores[start : start + size], span)
-        assert unpad(actual, valid) == expected
-        assert not actual[~valid].any()
-        assert span == "common" or width < 300 or actual[:, BLOCK:].any()
-    first = slice(0, 4 * size)  # the plain form is slow
-    forward, backward = (unpad(each[first], valid[first]) for each in found)
+    expected_forward = []
+    expected_backward = []
+    plain = []
+    for start in range(0, rows, size):
+        group = completions[start : start + size], scores[start : start + size]
+        expected_forward += naive_forward_spans(*group, span)
+        expected_backward += naive_backward_spans(*group, span)
+        plain += plain_opening_spans(*group)
+    assert unpad(forward, valid) == expected_forward
+    assert unpad(backward, valid) == expected_backward
+    assert not (forward | backward)[~valid].any()
+    assert span == "common" or width < 300 or (forward[:, BLOCK:].any() and backward[:, BLOCK:].any())
     if span == "anchored":
-        assert plain_spans(completions[first], scores, size) == forward
-        mirrored = [row[::-1] for row in completions[first]]
-        assert [row[::-1] for row in plain_spans(mirrored, scores, size)] == backward
-
-
-def plain_spans(completions: list[list[int]], scores: list[float], size: int) -> list[list[bool]]:
-    spans = []
-    for start in range(0, len(completions), size):
-        spans += plain_opening_spans(completions[start : start + size], scores[start : start + size])
-    return spans
+        assert plain == expected_forward
+        assert torch.equal(conflict_mask(ids, valid, advantages, size), forward | backward)
 
 
 @pytest.mark.parametrize("span", CONFLICT_SPANS)
