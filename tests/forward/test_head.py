@@ -5,10 +5,12 @@ tile size and whether weight and bias require a gradient. The references are in 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from helpers.reference import plain_head
@@ -16,6 +18,7 @@ from pytest import FixtureRequest, LogCaptureFixture, MonkeyPatch, fixture, mark
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from gtpo.forward import head as module
@@ -56,7 +59,7 @@ class Case:
 
     def to(self, dtype: torch.dtype) -> "Case":
         bias = None if self.bias is None else self.bias.to(dtype)
-        return Case(self.hidden.to(dtype), self.weight.to(dtype), self.targets, bias, self.upstream)
+        return replace(self, hidden=self.hidden.to(dtype), weight=self.weight.to(dtype), bias=bias)
 
 
 def random_case(shape: tuple[int, int, int], *, seed: int = 0, bias: bool = False, scale: float = 2.0) -> Case:
@@ -76,38 +79,24 @@ def random_case(shape: tuple[int, int, int], *, seed: int = 0, bias: bool = Fals
     )
 
 
-@dataclass
-class Outcome:
-    logps: Tensor
-    entropy: Tensor
-    grad_hidden: Tensor
-    grad_weight: Any  # Tensor, or None
-    grad_bias: Any  # Tensor, or None
-
-    def items(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-def run(head: Callable, case: Case, *, trainable: str = "weight and bias", **options: Any) -> Outcome:
-    """The head's outputs and the gradients of sum(upstream * logps)."""
+def run(head: Callable, case: Case, *, trainable: str = "weight and bias", **options: Any) -> dict[str, Tensor]:
+    """The head's outputs and the gradients of sum(upstream * logps), of what is trainable."""
     hidden = case.hidden.clone().requires_grad_()
     weight = case.weight.clone().requires_grad_("weight" in trainable)
     bias = None if case.bias is None else case.bias.clone().requires_grad_("bias" in trainable)
     logps, entropy = head(hidden, weight, case.targets, bias=bias, **options)
+    assert not entropy.requires_grad
     logps.backward(case.upstream.to(logps.dtype))
-    return Outcome(logps.detach(), entropy, hidden.grad, weight.grad, None if bias is None else bias.grad)
+    found = {"logps": logps.detach(), "entropy": entropy, "grad_hidden": hidden.grad, "grad_weight": weight.grad}
+    found["grad_bias"] = None if bias is None else bias.grad
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def assert_float64(ours: Outcome, truth: Outcome) -> None:
+def assert_float64(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
     """Every output and requested gradient equals the plain computation's, up to float64 rounding."""
-    for name, actual in ours.items().items():
-        expected = truth.items()[name]
-        assert actual.shape == expected.shape and actual.dtype == torch.float64, name
-        scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
-        torch.testing.assert_close(actual, expected, atol=ATOL64 * scale, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
-
-
-# --- the reference itself --------------------------------------------------------------------------------------------
+    for name, actual in ours.items():
+        scale = max([1.0, *truth[name].abs().flatten().tolist()])
+        torch.testing.assert_close(actual, truth[name], atol=ATOL64 * scale, rtol=0)
 
 
 # --- values and gradients --------------------------------------------------------------------------------------------
@@ -123,9 +112,8 @@ def test_float64_equals_plain_computation(
         case = random_case(shape, bias=bias)
         truth = run(plain_head, case, temperature=temperature)
         ours = run(head, case, trainable=trainable, temperature=temperature)
-        assert ours.logps.dtype == ours.entropy.dtype == ours.grad_hidden.dtype == torch.float64
-        assert (ours.grad_weight is not None) == ("weight" in trainable)
-        assert (ours.grad_bias is not None) == (bias and "bias" in trainable)
+        assert ("grad_weight" in ours) == ("weight" in trainable)
+        assert ("grad_bias" in ours) == (bias and "bias" in trainable)
         assert_float64(ours, truth)
 
 
@@ -139,22 +127,19 @@ def test_error_is_within_that_of_the_plain_computation(
     # of it in 16 bits). Maximum: at most twice plain's (observed: 0.2 to 0.6 of it).
     if tile is not None:
         set_tiles(monkeypatch, *tile)
-    errors: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    errors = defaultdict(list)
     for seed, shape in enumerate([(7, 5, 13), (33, 16, 129), (64, 32, 300)] * 2):
         for temperature, bias in [(1.0, False), (0.7, True)]:
             case = random_case(shape, bias=bias, seed=seed).to(dtype)
             truth = run(plain_head, case.to(torch.float64), temperature=temperature)
             plain = run(plain_head, case, temperature=temperature)
             ours = run(linear_logps_and_entropy, case, trainable=trainable, temperature=temperature)
-            assert ours.logps.dtype == ours.entropy.dtype == torch.float32
-            for name, actual in ours.items().items():
-                expected = truth.items()[name]
-                assert name in ("logps", "entropy") or actual.dtype == dtype
-                assert actual.isfinite().all(), name
-                pair = (actual - expected).flatten(), (plain.items()[name] - expected).flatten()
-                errors.setdefault(name, []).append(pair)
-    for name, pairs in errors.items():
-        error, plain_error = (torch.cat(x) for x in zip(*pairs, strict=True))
+            for name, actual in ours.items():
+                assert actual.dtype == (torch.float32 if name in ("logps", "entropy") else dtype)
+                both = torch.stack([actual - truth[name], plain[name] - truth[name]])
+                errors[name].append(both.flatten(1))
+    for name, parts in errors.items():
+        error, plain_error = torch.cat(parts, 1)
         assert error.square().mean().sqrt() <= plain_error.square().mean().sqrt() + ROUNDING, name
         # logp and H of an unlikely token are differences of numbers of the size of logp, up to 20 here
         slack = 5 * ROUNDING if name in ("logps", "entropy") else ROUNDING
@@ -162,19 +147,19 @@ def test_error_is_within_that_of_the_plain_computation(
 
 
 @FROZEN_OR_NOT
-@mark.parametrize("tile", [(2, 600), (600, 2), (8, 8)], ids=str)
+@mark.parametrize(("shape", "tile"), [((500, 4, 12), (2, 600)), ((12, 4, 500), (600, 2))], ids=str)
 def test_bfloat16_sums_over_many_tiles_in_float32(
-    trainable: str, tile: tuple[int, int], monkeypatch: MonkeyPatch
+    shape: tuple[int, int, int], tile: tuple[int, int], trainable: str, monkeypatch: MonkeyPatch
 ) -> None:
     # The plain computation sums within one matmul, in float32. Sums over tiles in bfloat16 would stall.
-    case = random_case((500, 4, 12) if tile[0] < tile[1] else (12, 4, 500), bias=True).to(torch.bfloat16)
+    case = random_case(shape, bias=True).to(torch.bfloat16)
     case.upstream = (case.upstream.abs() + 1.0).bfloat16().double()  # one sign: the sums grow far above a single term
     truth = run(plain_head, case.to(torch.float64))
     plain = run(plain_head, case)
     set_tiles(monkeypatch, *tile)
     ours = run(linear_logps_and_entropy, case, trainable=trainable)
-    for name, actual in ours.items().items():
-        error, plain_error = (x - truth.items()[name] for x in (actual, plain.items()[name]))
+    for name, actual in ours.items():
+        error, plain_error = (x - truth[name] for x in (actual, plain[name]))
         assert error.square().mean().sqrt() <= 1.5 * plain_error.square().mean().sqrt(), name  # observed 0.1 to 1.1
 
 
@@ -196,44 +181,30 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
     plain = run(plain_head, case, softcap=softcap)
     set_tiles(monkeypatch, *tile)
     ours = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
-    error, plain_error = ((outcome.entropy.double() - truth.entropy).abs() for outcome in (ours, plain))
+    error, plain_error = ((found["entropy"] - truth["entropy"]).abs() for found in (ours, plain))
     # Observed 0.033, and 0.020 with several tiles, which are shifted to the row's mass; 0.83 without the shift.
     assert error.max() < (0.05 if tile == (1024, 4096) else 0.025) * plain_error.max()
     assert error.mean() < 1e-3  # nats; observed 6e-4; without the shift 1.7e-2
 
 
-# --- gradients -------------------------------------------------------------------------------------------------------
-
-
-@HEADS
-@mark.parametrize("trainable", ["nothing", "weight"])
-def test_entropy_carries_no_gradient(head: Callable, trainable: str) -> None:
-    case = random_case((5, 4, 7))
-    hidden = case.hidden.requires_grad_()
-    weight = case.weight.requires_grad_("weight" in trainable)
-    logps, entropy = head(hidden, weight, case.targets)
-    assert logps.requires_grad and not entropy.requires_grad
-    with_entropy = torch.autograd.grad(logps.sum() + entropy.sum(), hidden, retain_graph=True)[0]
-    assert_equal(with_entropy, torch.autograd.grad(logps.sum(), hidden)[0])
+@fixture
+def three_threads() -> Iterator[None]:
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
 
 
 @FROZEN_OR_NOT
-def test_without_gradient_the_values_are_the_same(trainable: str) -> None:
-    case = random_case((9, 4, 11), bias=True)
+@mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradient_the_values_are_the_same(mode: Callable, trainable: str, three_threads: None) -> None:
+    case = random_case((600, 8, 50), bias=True)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)
     for tensor in (case.hidden, case.weight, case.bias):
         tensor.requires_grad_(trainable != "nothing")
-    with torch.no_grad():
+    with mode():
         logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets, bias=case.bias)
-    assert not logps.requires_grad and not entropy.requires_grad
-    assert_equal(logps, expected.logps)
-    assert_equal(entropy, expected.entropy)
-    with torch.inference_mode():
-        assert_equal(linear_logps_and_entropy(case.hidden, case.weight, case.targets, bias=case.bias)[0], logps)
-
-
-def assert_equal(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
+    assert not logps.requires_grad
+    assert torch.equal(logps, expected["logps"]) and torch.equal(entropy, expected["entropy"])
 
 
 # --- grad_rows -------------------------------------------------------------------------------------------------------
@@ -251,10 +222,8 @@ def test_rows_outside_grad_rows_get_zero_gradient(
     rows = torch.arange(11)
     grad_rows = {"some": rows % 3 == 1, "none": rows < 0, "all": rows >= 0, "first tile only": rows < 4}[wanted]
     ours = run(head, case, trainable=trainable, grad_rows=grad_rows, temperature=0.7)
-    masked = Case(case.hidden, case.weight, case.targets, case.bias, case.upstream * grad_rows)
-    truth = run(plain_head, masked, temperature=0.7)
-    assert not ours.grad_hidden[~grad_rows].any()
-    assert (truth.logps.min() < -100) == far
+    truth = run(plain_head, replace(case, upstream=case.upstream * grad_rows), temperature=0.7)
+    assert (truth["logps"].min() < -100) == far
     assert_float64(ours, truth)  # logps and entropy of all rows, gradients of grad_rows
 
 
@@ -289,18 +258,17 @@ def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
         ours = run(linear_logps_and_entropy, case, trainable=trainable)
     # the gradients of a trained head are matmuls of autograd, which are autocast where the backward pass is
     names = ("logps", "entropy", "grad_hidden") if trainable == "nothing" else ("logps", "entropy")
-    for name in names:
-        assert_equal(ours.items()[name], expected.items()[name])
+    assert all(torch.equal(ours[name], expected[name]) for name in names)
 
 
 @mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
 def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     case = random_case((33, 16, 129))
     truth = run(plain_head, case)
-    mixed = Case(case.hidden.to(dtypes[0]), case.weight.to(dtypes[1]), case.targets, None, case.upstream)
+    mixed = replace(case, hidden=case.hidden.to(dtypes[0]), weight=case.weight.to(dtypes[1]))
     ours = run(linear_logps_and_entropy, mixed, trainable="nothing")
-    assert ours.grad_hidden.dtype == dtypes[0]
-    assert (ours.grad_hidden.double() - truth.grad_hidden).norm() < 1e-2 * truth.grad_hidden.norm()
+    assert ours["grad_hidden"].dtype == dtypes[0]
+    assert (ours["grad_hidden"] - truth["grad_hidden"]).norm() < 1e-2 * truth["grad_hidden"].norm()
 
 
 @mark.slow
@@ -347,9 +315,7 @@ def test_cuda_takes_the_shapes_of_the_wide_matmuls(dtype: torch.dtype, monkeypat
     set_tiles(monkeypatch, 16, 64)
     run(linear_logps_and_entropy, random_case((40, 16, 300), scale=6.0).to(dtype), trainable="nothing")
     monkeypatch.undo()
-    added = [name for name, _, _ in calls if name == "addmm"]
-    assert len(calls) - len(added) == 15  # 3 x 5 tiles
-    assert len(added) == (15 if dtype == torch.bfloat16 else 0)  # float16 divides by row
+    assert len(calls) == (30 if dtype == torch.bfloat16 else 15)  # 3 x 5 tiles; float16 divides by row after a plain mm
     with FakeTensorMode():
         for name, factors, out in calls:
             assert [factor.dtype for factor in factors] == [*([torch.float32] if name == "addmm" else []), dtype, dtype]
@@ -361,10 +327,7 @@ def test_cuda_takes_the_shapes_of_the_wide_matmuls(dtype: torch.dtype, monkeypat
             assert (result.shape, result.dtype) == (out.shape, torch.float32)
 
 
-@mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
-def test_a_failing_cuda_route_is_replaced_and_named(
-    error: Exception, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
-) -> None:
+def test_a_failing_cuda_route_is_replaced_and_named(monkeypatch: MonkeyPatch, caplog: LogCaptureFixture) -> None:
     case = random_case((40, 16, 300)).to(torch.bfloat16)
     plain = run(linear_logps_and_entropy, case, trainable="nothing")
     attempts = []
@@ -373,7 +336,7 @@ def test_a_failing_cuda_route_is_replaced_and_named(
         if out_dtype is None:
             return mm(*factors, out=out)
         attempts.append(out_dtype)
-        raise error
+        raise RuntimeError("cuBLAS: not supported\nmore")
 
     mm = torch.mm
     module._warn_once.cache_clear()
@@ -381,18 +344,15 @@ def test_a_failing_cuda_route_is_replaced_and_named(
     monkeypatch.setattr(torch, "mm", unsupported)
     for _ in range(2):
         ours = run(linear_logps_and_entropy, case, trainable="nothing")
-        assert torch.equal(ours.logps, plain.logps) and torch.equal(ours.grad_hidden, plain.grad_hidden)
+        assert all(torch.equal(value, plain[name]) for name, value in ours.items())
     assert len(attempts) == 2
-    reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    assert caplog.messages == [f"the CUDA path of the LM head failed; the portable one is used instead: {reason}"]
+    [message] = caplog.messages
+    assert message.endswith("the portable one is used instead: RuntimeError: cuBLAS: not supported")
 
 
 def test_out_of_gpu_memory_is_no_missing_operation(monkeypatch: MonkeyPatch) -> None:
-    def out_of_memory(*_: Any, **__: Any) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     monkeypatch.setattr(module, "_wide_output", lambda device: True)
-    monkeypatch.setattr(torch, "mm", out_of_memory)
+    monkeypatch.setattr(torch, "mm", mock.Mock(side_effect=torch.OutOfMemoryError))
     with raises(torch.OutOfMemoryError):
         run(linear_logps_and_entropy, random_case((4, 16, 30)).to(torch.bfloat16), trainable="nothing")
 
@@ -408,9 +368,9 @@ def test_matmuls_with_float32_output_do_not_round_the_logits(
     narrow = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
     emulate_wide_matmuls(monkeypatch)
     wide = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
-    torch.testing.assert_close(wide.logps.double(), truth.logps, atol=1e-5, rtol=0)
-    torch.testing.assert_close(wide.entropy.double(), truth.entropy, atol=1e-5, rtol=0)
-    error, narrow_error = ((x.grad_hidden.double() - truth.grad_hidden).norm() for x in (wide, narrow))
+    for name in ("logps", "entropy"):
+        assert (wide[name] - truth[name]).abs().max() < 1e-5, name
+    error, narrow_error = ((x["grad_hidden"] - truth["grad_hidden"]).norm() for x in (wide, narrow))
     assert error < narrow_error  # observed 0.5 to 0.96
 
 
@@ -418,12 +378,13 @@ def test_matmuls_with_float32_output_do_not_round_the_logits(
 def test_entropy_is_accurate_for_unlikely_targets(dtype: torch.dtype) -> None:
     """The target is the least likely token: relative to it, bfloat16 logits of likely tokens have few digits."""
     case = random_case((64, 64, 3000), scale=1.5).to(dtype)
-    targets = (case.hidden.double() @ case.weight.double().T).argmin(-1)
-    case = Case(case.hidden, case.weight, targets, None, case.upstream)
+    case.targets = (case.hidden.double() @ case.weight.double().T).argmin(-1)
     truth = run(plain_head, case.to(torch.float64))
     ours = run(linear_logps_and_entropy, case, trainable="nothing")
-    assert -truth.logps.max() > 10
-    assert (ours.entropy - truth.entropy).abs().max() < 1.5e-3  # observed 9e-4; 3.9e-3 without the first, narrow tile
+    assert -truth["logps"].max() > 10
+    assert (
+        ours["entropy"] - truth["entropy"]
+    ).abs().max() < 1.5e-3  # observed 9e-4; 3.9e-3 without the first, narrow tile
 
 
 # --- extreme logits --------------------------------------------------------------------------------------------------
@@ -441,7 +402,7 @@ def confident_case(surprise: float) -> Case:
         confident = (-torch.expm1(logps) < surprise)[:, None]
         low = torch.where(confident, low, middle)
         high = torch.where(confident, middle, high)
-    return Case(case.hidden + high * towards, case.weight, case.targets, None, case.upstream)
+    return replace(case, hidden=case.hidden + high * towards)
 
 
 CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
@@ -458,17 +419,18 @@ def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, surpri
     case = confident_case(surprise).to(dtype)
     truth = run(plain_head, case.to(torch.float64))
     plain = run(plain_head, case)
-    assert (0.9 * surprise < -truth.logps).all() and (-truth.logps < 1.1 * surprise).all()
+    assert (0.9 * surprise < -truth["logps"]).all() and (-truth["logps"] < 1.1 * surprise).all()
     ours = run(linear_logps_and_entropy, case, trainable="nothing")
-
-    def worst_row(outcome: Outcome, name: str) -> float:
-        actual, expected = (x.items()[name].double().reshape(24, -1) for x in (outcome, truth))
-        return ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
-
-    for name in ("grad_hidden", "logps", "entropy"):
-        assert worst_row(ours, name) < CONFIDENT[dtype], name
+    for name, value in ours.items():
+        assert worst_row(value, truth[name]) < CONFIDENT[dtype], name
     if surprise == 1e-7 and dtype != torch.float64:
-        assert worst_row(plain, "grad_hidden") > 0.5  # the textbook formula fails here
+        assert worst_row(plain["grad_hidden"], truth["grad_hidden"]) > 0.5  # the textbook formula fails here
+
+
+def worst_row(actual: Tensor, expected: Tensor) -> Tensor:
+    """The largest relative error of a row."""
+    rows = len(expected)
+    return ((actual - expected).view(rows, -1).norm(dim=-1) / expected.view(rows, -1).norm(dim=-1)).max()
 
 
 def test_float16_keeps_the_gradient_of_a_confident_token() -> None:
@@ -477,21 +439,15 @@ def test_float16_keeps_the_gradient_of_a_confident_token() -> None:
     case.upstream = torch.full_like(case.upstream, 2.0**16)
     truth = run(plain_head, case.to(torch.float64))
     ours = run(linear_logps_and_entropy, case, trainable="nothing")
-    error = (ours.grad_hidden.double() - truth.grad_hidden).norm(dim=-1) / truth.grad_hidden.norm(dim=-1)
-    assert error.max() < 0.03  # observed 0.013, from the float16 logits
+    assert worst_row(ours["grad_hidden"], truth["grad_hidden"]) < 0.03  # observed 0.013, from the float16 logits
 
 
-def far_tolerances(logps: float, entropy: float, gradient: float) -> dict[str, tuple[float, float]]:
-    """(rtol, atol) of each output."""
-    values = {"logps": (logps, logps), "entropy": (0.0, entropy)}
-    return values | dict.fromkeys(("grad_hidden", "grad_weight", "grad_bias"), (gradient, gradient))
-
-
-FAR = {  # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z - z_y + logp) may be off by as much
-    torch.float64: far_tolerances(1e-12, 1e-12, 1e-12),  # observed 1e-13
-    torch.float32: far_tolerances(1e-6, 3e-5, 1e-3),  # observed 2e-7, 1.4e-5, 1e-4
-    torch.bfloat16: far_tolerances(5e-3, 1e-3, 2e-2),  # observed 2e-3, 1e-4, 1e-2
-    torch.float16: far_tolerances(1e-3, 1e-4, 3e-3),
+FAR = {  # tolerance of logp, entropy and gradients, relative and absolute
+    torch.float64: (1e-12, 1e-12, 1e-12),  # observed 1e-13
+    # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z - z_y + logp) may be off by as much
+    torch.float32: (1e-6, 2e-5, 1e-3),  # observed 2e-7, 1.4e-5, 1e-4
+    torch.bfloat16: (5e-3, 6e-4, 2e-2),  # observed 2e-3, 1e-4, 1e-2
+    torch.float16: (1e-3, 6e-5, 3e-3),
 }
 
 
@@ -504,32 +460,32 @@ def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, 
     weight[: len(depths), 0] = torch.tensor(depths, dtype=torch.float64)
     weight[len(depths) :, 1] = torch.tensor([-2.0, -3.0, -4.0, -5.0], dtype=torch.float64)
     weight[:, 2] = torch.linspace(-1, 1, len(weight), dtype=torch.float64)
-    hidden = torch.tensor([[1.0, 1.0, 0.5]], dtype=torch.float64).repeat(len(depths), 1)
-    targets = torch.arange(len(depths))
-    case = Case(hidden, weight, targets, torch.zeros(len(weight), dtype=torch.float64), torch.ones(len(depths))).to(
-        dtype
-    )
+    hidden = torch.tensor([[1.0, 1.0, 0.5]]).repeat(len(depths), 1)
+    case = Case(hidden, weight, torch.arange(len(depths)), torch.zeros(len(weight)), torch.ones(len(depths))).to(dtype)
     truth = run(plain_head, case.to(torch.float64))
-    assert truth.logps.min() < -4900
+    assert truth["logps"].min() < -4900
     ours = run(linear_logps_and_entropy, case, trainable=trainable)
-    for name, actual in ours.items().items():  # element by element: the row at -5000 must not hide an error at -70
-        rtol, atol = FAR[dtype][name]
-        torch.testing.assert_close(
-            actual.double(), truth.items()[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    of_logps, of_entropy, of_gradients = FAR[dtype]
+    for name, actual in ours.items():  # element by element: the row at -5000 must not hide an error at -70
+        tolerance = {"logps": of_logps, "entropy": of_entropy}.get(name, of_gradients)
+        torch.testing.assert_close(actual.double(), truth[name], rtol=tolerance, atol=tolerance)
 
 
-class MatmulInputs(TorchDispatchMode):
-    """Counts matmuls, also in the backward, and those with an infinite or NaN input."""
+class Operations(TorchDispatchMode):
+    """Counts matmuls, also in the backward, and those with an infinite or NaN factor; size of the largest result."""
 
-    count = 0
+    matmuls = 0
     non_finite = 0
+    largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if "mm" in func.overloadpacket.__name__:  # mm, addmm, bmm, baddbmm, _scaled_mm
-            self.count += 1
+            self.matmuls += 1
             self.non_finite += not all(x.isfinite().all() for x in args if isinstance(x, Tensor))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
 
 
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -538,21 +494,18 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
     # On CPUs with matrix units one infinite element of a bfloat16 matmul spreads to other rows of its tile, so no
     # matmul may have an infinite input.
     case = random_case((16, 8, 64)).to(dtype)
-    extreme = case.to(dtype)
-    extreme.hidden = case.hidden.clone()
+    extreme = replace(case, hidden=case.hidden.clone())
     extreme.hidden[5] *= 3000
     normal = run(linear_logps_and_entropy, case, trainable=trainable)
-    with MatmulInputs() as matmuls:
+    with Operations() as operations:
         ours = run(linear_logps_and_entropy, extreme, trainable=trainable)
-    assert matmuls.count >= 2 and matmuls.non_finite == 0
-    assert ours.logps[5] < -1000
+    assert operations.matmuls >= 2 and operations.non_finite == 0
+    assert ours["logps"][5] < -1000
     others = torch.arange(16) != 5
     tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # a different blocking may round differently; observed error 0
     for name in ("logps", "entropy", "grad_hidden"):
-        actual = getattr(ours, name)
-        expected = getattr(normal, name)
-        assert actual.isfinite().all(), name
-        torch.testing.assert_close(actual[others], expected[others], atol=tolerance, rtol=tolerance)
+        assert ours[name].isfinite().all(), name
+        torch.testing.assert_close(ours[name][others], normal[name][others], atol=tolerance, rtol=tolerance)
 
 
 @HEADS
@@ -561,7 +514,7 @@ def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable
 def test_target_far_above_every_other_logit_gives_zeros(head: Callable, dtype: torch.dtype, trainable: str) -> None:
     weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
     case = Case(torch.tensor([[1.0, 0.0]]), weight, torch.tensor([0]), torch.zeros(3), torch.ones(1)).to(dtype)
-    for value in run(head, case, trainable=trainable).items().values():
+    for value in run(head, case, trainable=trainable).values():
         assert not value.any()
 
 
@@ -571,11 +524,9 @@ def test_a_bias_of_minus_infinity_bans_a_token(head: Callable, trainable: str) -
     case = random_case((6, 4, 9), bias=True)
     case.targets %= 7
     case.bias[7:] = -math.inf
-    truth = run(plain_head, Case(case.hidden, case.weight[:7], case.targets, case.bias[:7], case.upstream))
+    truth = run(plain_head, replace(case, weight=case.weight[:7], bias=case.bias[:7]))
     ours = run(head, case, trainable=trainable)
-    torch.testing.assert_close(ours.logps, truth.logps, atol=ATOL64, rtol=0)
-    torch.testing.assert_close(ours.entropy, truth.entropy, atol=1e-9, rtol=0)
-    torch.testing.assert_close(ours.grad_hidden, truth.grad_hidden, atol=ATOL64, rtol=0)
+    assert_float64({name: ours[name] for name in ("logps", "entropy", "grad_hidden")}, truth)
 
 
 @HEADS
@@ -589,19 +540,6 @@ def test_nan_in_a_hidden_state_is_propagated(head: Callable) -> None:
 # --- layout and memory -----------------------------------------------------------------------------------------------
 
 
-class LargestTensor(TorchDispatchMode):
-    """Records the size of the largest tensor that any operation returns, also in the backward."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @FROZEN_OR_NOT
 @LIKELY_OR_NOT
@@ -609,14 +547,10 @@ def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     dtype: torch.dtype, trainable: str, far: bool, monkeypatch: MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 128, 1024)
-    rows = 512
-    width = 8
-    vocabulary = 4096
-    case = random_case((rows, width, vocabulary), bias=True, scale=100.0 if far else 2.0).to(dtype)
-    with LargestTensor() as largest:
+    case = random_case((512, 8, 4096), bias=True, scale=100.0 if far else 2.0).to(dtype)
+    with Operations() as operations:
         run(linear_logps_and_entropy, case, trainable=trainable)
-    assert largest.elements >= 128 * 1024, "the mode did not see the tiles"
-    assert largest.elements <= 128 * 1024, "something is larger than a tile (hidden and weight are smaller)"
+    assert operations.largest == 128 * 1024, "not a tile: hidden and weight are smaller"
 
 
 @mark.parametrize(
@@ -633,16 +567,15 @@ def test_number_of_matmuls(trainable: str, wanted: int, matmuls: float, monkeypa
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
-    case = random_case((5, 4, 7), bias=True)
+    case = random_case((5, 4, 7))
     rows = torch.ones(5, dtype=torch.bool)
-    good: dict[str, Any] = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "bias": case.bias}
-    good |= {"grad_rows": rows, "temperature": 1.0, "logit_scale": 1.0, "softcap": 1.0}
+    good = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "grad_rows": rows}
     linear_logps_and_entropy(**good)
     bad = {
-        "hidden": [case.hidden[None], case.hidden[:, :3], case.hidden[:4], case.hidden[0]],
-        "weight": [case.weight.T, case.weight[:, :3]],
-        "targets": [case.targets[:4], case.targets[:1], case.targets[:, None]],
-        "grad_rows": [rows[:4], rows[:1], rows[:, None]],
+        "hidden": [case.hidden[None], case.hidden[:, :3], case.hidden[:4]],
+        "weight": [case.weight[:, :3]],
+        "targets": [case.targets[:1], case.targets[:, None]],
+        "grad_rows": [rows[:1], rows[:, None]],
     }
     for name, values in bad.items():
         for value in values:
@@ -651,13 +584,6 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
 
 
 # --- several threads -------------------------------------------------------------------------------------------------
-
-
-@fixture
-def three_threads() -> Iterator[None]:
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(1)
 
 
 @FROZEN_OR_NOT
@@ -673,15 +599,6 @@ def test_three_threads_give_the_results_of_one(
     torch.set_num_threads(1)
     alone = run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=wanted)
     assert_float64(parallel, alone)
-
-
-def test_threads_work_in_inference_mode(three_threads: None) -> None:
-    case = random_case((600, 8, 50), bias=True)
-    expected = run(linear_logps_and_entropy, case, trainable="nothing")
-    arguments = case.hidden.detach(), case.weight.detach(), case.targets
-    with torch.inference_mode():
-        logps, entropy = linear_logps_and_entropy(*arguments, bias=case.bias.detach())
-    assert torch.equal(logps, expected.logps) and torch.equal(entropy, expected.entropy)
 
 
 def test_an_error_in_a_thread_is_raised_threads_kept(three_threads: None, monkeypatch: MonkeyPatch) -> None:
