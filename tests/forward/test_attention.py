@@ -50,30 +50,27 @@ def test_values_and_gradients_are_those_of_transformers(
         assert (gradient - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
-def test_a_mask_of_numbers_is_added() -> None:
-    states, mask = drawn(5, 20)
-    numbers = torch.zeros(mask.shape).masked_fill(~mask, -1e9) + 0.1 * torch.arange(25)
-    expected, _ = sdpa_attention_forward(Module(), *states, numbers)
-    assert torch.equal(attention(Module(), *states, numbers)[0], expected)
+STATES, MASK = drawn(5, 20)
+NUMBERS = torch.zeros(MASK.shape).masked_fill(~MASK, -1e9) + 0.1 * torch.arange(25)
 
 
-def test_dropout_draws_as_in_transformers() -> None:
-    states, mask = drawn(5, 20)
+@mark.parametrize(
+    ("change", "calls"),
+    [
+        ({"attention_mask": NUMBERS}, 0),  # which are added
+        ({"dropout": 0.5}, 0),
+        ({"attention_mask": None}, 1),
+        ({"position_bias": torch.ones(1, 6, 5, 25)}, 1),
+    ],
+)
+def test_options_act_as_in_transformers_or_are_left_to_it(change: dict[str, Any], calls: int) -> None:
+    given = {"attention_mask": MASK, "dropout": 0.0, "scaling": 0.2, "position_bias": None, "is_causal": True} | change
     torch.manual_seed(0)
-    expected, _ = sdpa_attention_forward(Module(), *states, mask, dropout=0.5)
+    expected, _ = sdpa_attention_forward(Module(), *STATES, **given)
     torch.manual_seed(0)
-    assert torch.equal(attention(Module(), *states, mask, dropout=0.5)[0], expected)
-    assert not torch.equal(attention(Module(), *states, mask)[0], expected)
-
-
-@mark.parametrize("change", [{"attention_mask": None}, {"position_bias": torch.ones(1, 6, 5, 25)}])
-def test_anything_else_is_left_to_transformers(change: dict[str, Any]) -> None:
-    states, mask = drawn(5, 20)
-    given = {"attention_mask": mask, "dropout": 0.0, "scaling": 0.2, "position_bias": None, "is_causal": True} | change
-    expected, _ = sdpa_attention_forward(Module(), *states, **given)
     with mock.patch.object(attention_module, "sdpa_attention_forward", wraps=sdpa_attention_forward) as called:
-        assert torch.equal(attention(Module(), *states, **given)[0], expected)
-    assert called.call_count == 1
+        assert torch.equal(attention(Module(), *STATES, **given)[0], expected)
+    assert called.call_count == calls
 
 
 def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
