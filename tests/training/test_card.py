@@ -10,6 +10,7 @@ import pytest
 import trl
 import yaml
 from helpers.files import write_json, write_lines
+from helpers.runs import fake_run
 from helpers.scripts import RunScript
 from helpers.settings import parsed
 from huggingface_hub import ModelCard
@@ -24,136 +25,107 @@ TRAINERS = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": trl.SFTTrainer}
 ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 
 
-def settings_of(directory: Path, *argv: str, method: str = "gtpo") -> Settings:
-    words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", "--lora_rank", "4"]
-    return parsed(*words, *argv, method=method)
-
-
-def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer: Any) -> str:
-    return Card(settings, rows, trainer, RunDirectory(settings.output_dir)).text(weights, where)
-
-
 @pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """A run directory's adapter, as far as a card reads it."""
-    directory = tmp_path / "a run" / "adapter"
-    directory.mkdir(parents=True)
-    write_json(directory / "adapter_config.json", {"base_model_name_or_path": "/models/the base"})
-    return directory
+def settings_of(tmp_path: Path) -> Any:
+    """``settings_of(*argv, method="gtpo")``: those of a run that has weights, as far as a card reads them."""
+    run = fake_run(tmp_path / "a run's", saved=["adapter"])
+    run.merged.mkdir()
+    words = ["--output_dir", str(run.path), "--model", "tiny", "--dataset", "arithmetic", "--lora_rank", "4"]
+    return lambda *argv, method="gtpo": parsed(*words, *argv, method=method)
 
 
-def card_of(adapter: Path, *argv: str, rows: Any = ROWS, method: str = "gtpo") -> str:
-    settings = settings_of(adapter.parent, *argv, method=method)
-    return model_card(settings, rows, adapter, "me/my model", TRAINERS[method])
+def card_of(settings: Settings, weights: str = "adapter", rows: Any = ROWS) -> str:
+    run = RunDirectory(settings.output_dir)
+    return Card(settings, rows, TRAINERS[settings.method], run).text(run.path / weights, "me/my model")
 
 
 def front_matter(card: str) -> dict[str, Any]:
     return dict(yaml.safe_load(card.split("---\n")[1]))
 
 
-def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
-    settings = settings_of(adapter.parent)
-    settings.model.model = "qwen"
-    settings.data = replace(settings.data, dataset="gsm8k")  # which only a GPU can train
-    card = model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer)
+def test_the_front_matter_of_a_hub_model(settings_of: Any) -> None:
+    settings = settings_of()
+    card = card_of(settings)  # a local base and generated data are left out
     common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
-    assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
-    ModelCard(card)  # the Hub's reader accepts it
-    card = card_of(adapter)  # a local base and generated data are left out
     assert front_matter(card) == common
     assert "- **License**: that of the base model" in card and "None" not in card
+    settings.model.model = "qwen"
+    settings.data = replace(settings.data, dataset="gsm8k")  # which only a GPU can train
+    card = card_of(settings)
+    assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
+    ModelCard(card)  # the Hub's reader accepts it
 
 
-def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
-    settings = settings_of(adapter.parent)
-    assert "4-bit" not in model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer).partition("## Settings")[0]
+def test_the_copy_in_4_bits_is_named(settings_of: Any) -> None:
+    """That of the adapter, also for a merged model."""
+    settings = settings_of()
+    assert "4-bit" not in card_of(settings).partition("## Settings")[0]
     settings.model.load_in_4bit = True  # which needs a GPU
-    assert "- **Trained on**: the 4-bit weights of `tiny`\n" in model_card(
-        settings, ROWS, adapter, "me/my-model", GTPOTrainer
-    )
-    config = {"base_model_name_or_path": "qwen", "auto_mapping": {"loaded_from": "unsloth/qwen-bnb-4bit"}}
-    write_json(adapter / "adapter_config.json", config)
-    assert "the 4-bit weights of `unsloth/qwen-bnb-4bit`\n" in model_card(
-        settings, ROWS, adapter, "me/my-model", GTPOTrainer
-    )
-
-
-def test_a_merged_4_bit_copy_is_of_its_adapter(adapter: Path) -> None:
-    """A merged model has no adapter_config.json."""
-    (merged := adapter.parent / "merged").mkdir()
-    settings = settings_of(adapter.parent)
-    settings.model.load_in_4bit = True
     for noted, copy in (({"loaded_from": "unsloth/qwen-bnb-4bit"}, "unsloth/qwen-bnb-4bit"), (None, "tiny")):
-        write_json(adapter / "adapter_config.json", {"base_model_name_or_path": "qwen", "auto_mapping": noted})
-        card = model_card(settings, ROWS, merged, "me/my-model", GTPOTrainer)
-        assert f"- **Trained on**: the 4-bit weights of `{copy}`\n" in card
-        assert "peft" not in front_matter(card).values()
+        write_json(settings.output_dir / "adapter" / "adapter_config.json", {"auto_mapping": noted})
+        for weights in ("adapter", "merged"):
+            assert f"- **Trained on**: the 4-bit weights of `{copy}`\n" in card_of(settings, weights)
 
 
-def test_each_method_names_its_paper(adapter: Path) -> None:
-    gtpo, grpo, sft = (card_of(adapter, method=method) for method in ("gtpo", "grpo", "sft"))
+def test_each_method_names_its_paper(settings_of: Any) -> None:
+    gtpo, grpo, sft = (card_of(settings_of(method=method)) for method in TRAINERS)
     assert "https://arxiv.org/abs/2508.03772" in gtpo and "simoni2025gtpo" in gtpo and "gamma: 0.1" in gtpo
     assert "https://arxiv.org/abs/2402.03300" in grpo and "2508.03772" not in grpo
     assert "## Citation" not in sft and "arxiv" not in sft
 
 
-def test_a_merged_model_needs_no_base(adapter: Path) -> None:
-    merged = adapter.parent / "merged"
-    merged.mkdir()
-    card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged", GTPOTrainer)
+def test_a_merged_model_needs_no_base(settings_of: Any) -> None:
+    card = card_of(settings_of(), "merged")
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
     assert "peft" not in card.partition("## Quick start")[2].lower()
 
 
-def test_scores_and_initial_entropy(adapter: Path) -> None:
-    run = RunDirectory(adapter.parent)
-    assert "## Scores" not in card_of(adapter) and "entropy filter" not in card_of(adapter)
-    rows = [{"step": step, "accuracy": 10.0 * step, "formatting": None, "loss": float("nan")} for step in (1, 2, 3, 4)]
-    write_lines(run.metrics, rows)
+def test_scores_and_initial_entropy(settings_of: Any) -> None:
+    settings = settings_of()
+    run = RunDirectory(settings.output_dir)
+    assert "## Scores" not in card_of(settings) and "entropy filter" not in card_of(settings)
+    write_lines(run.metrics, [{"step": step, "accuracy": 10.0 * step, "loss": float("nan")} for step in (1, 2, 3, 4)])
     write_json(run.initial_entropy, {"initial_entropy": 0.25, "filter_on": True})
-    card = card_of(adapter)
+    card = card_of(settings)
     assert "accuracy 15.0 -> 35.0 %" in card and "0.250 nats before training, entropy filter on" in card
 
 
-def test_the_quick_start_has_the_trained_system_prompt(adapter: Path) -> None:
+def test_the_quick_start_has_the_trained_system_prompt(settings_of: Any) -> None:
+    settings = settings_of("--chat_template_kwargs", '{"enable_thinking": false}')
     system = 'Say "hi"\\ in\n```\n~~~'
     turns = [{"role": "system", "content": system}, {"role": "user", "content": "?"}]
-    card = card_of(adapter, "--chat_template_kwargs", '{"enable_thinking": false}', rows=[{"prompt": turns}])
-    (code,) = re.findall("```python\n(.*?)^```", card, flags=re.DOTALL | re.MULTILINE)
+    (code,) = re.findall("```python\n(.*?)^```", card_of(settings, rows=[{"prompt": turns}]), re.DOTALL | re.MULTILINE)
     assert json.dumps(system) in code and SYSTEM_PROMPT not in code and "enable_thinking=False" in code
     compile(code, "card", "exec")
-    for rows in ([{"prompt": "plain text"}], [{"prompt": turns[1:]}], [{"input_ids": [1]}]):
-        assert '"role": "system"' not in card_of(adapter, rows=rows)
+    for row in ({"prompt": "plain text"}, {"prompt": turns[1:]}, {"input_ids": [1]}):
+        assert '"role": "system"' not in card_of(settings, rows=[row])
 
 
 @pytest.mark.slow
 def test_the_quick_start_works_when_pasted_in_another_directory(
-    build: Any, tiny: Path, tmp_path: Path, run_script: RunScript
+    build: Any, settings_of: Any, tiny: Path, tmp_path: Path, run_script: RunScript
 ) -> None:
-    trainer = build("gtpo", "a run's")
-    settings = settings_of(tmp_path / "a run's", "--model", str(tiny), "--merge", "16bit")
+    settings = settings_of("--model", str(tiny), "--merge", "16bit")
     settings.given["max_completion_length"] = 4
-    save_adapter(trainer, settings, RunDirectory(settings.output_dir))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for directory in ("adapter", "merged"):
-        card = (tmp_path / "a run's" / directory / "README.md").read_text()
-        (code,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
+    run = RunDirectory(settings.output_dir)
+    save_adapter(build("gtpo", run.path.name), settings, run)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    for weights in (run.adapter, run.merged):
+        (code,) = re.findall("```python\n(.*?)```", (weights / "README.md").read_text(), re.DOTALL)
         (elsewhere / "pasted.py").write_text(code + "print(output.shape[1] - inputs['input_ids'].shape[1])\n")
         ended = run_script(elsewhere, str(elsewhere / "pasted.py"))
         assert 1 <= int(ended.stdout.splitlines()[-1]) <= 4
 
 
 @pytest.mark.parametrize("name", ["n<img src=x onerror=alert(1)>", "[a](http://x)", "![](http://x)", "a\n# b"])
-def test_a_name_in_the_card_is_text(name: str, adapter: Path) -> None:
-    settings = settings_of(adapter.parent)
+def test_a_name_in_the_card_is_text(name: str, settings_of: Any) -> None:
+    settings = settings_of()
     settings.trainer.hub_model_id = name
     settings.data = replace(settings.data, dataset=f"a`<b>`{name}")
     settings.prompt.chat_template_kwargs = {"x=1): import os #": 1}
-    card = model_card(settings, ROWS, adapter, "me/my model", TRAINERS["gtpo"])
-    body = card.split("---\n", 2)[2]
-    (title,) = re.findall("^# .*", body, flags=re.MULTILINE)
+    body = card_of(settings).split("---\n", 2)[2]
+    (title,) = re.findall("^# .*", body, re.MULTILINE)
     assert "<img" not in title and re.search(r"(?<!\\)\[", title) is None
-    (line,) = [line for line in body.splitlines() if line.startswith("A LoRA adapter, trained with")]
+    (line,) = re.findall("^A LoRA adapter, trained with.*", body, re.MULTILINE)
     assert line.count("`") == 2  # the name is between them
     assert "import os" not in body.partition("```python")[2].partition("```")[0]

@@ -1,8 +1,8 @@
 """The saved adapter, its model card, the merged model, and the upload."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,134 +12,101 @@ from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from gtpo.arguments import Settings
 from gtpo.errors import RunError
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.export import save_adapter
 
-Trained = tuple[Any, Path]
-
-
-def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
-    words = ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125"]
-    settings = parsed(*words, *argv)
-    settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
-    return settings
-
-
-def save(trainer: Any, settings: Settings) -> None:
-    save_adapter(trainer, settings, RunDirectory(trainer.args.output_dir))
-
 
 @pytest.fixture
-def trained(build: Any, tmp_path: Path) -> Trained:
-    """A trainer with a non-zero adapter, and its run directory."""
-    trainer = build("gtpo", "run")
+def trainer(build: Any) -> Any:
+    """One with a non-zero adapter."""
+    trainer = build("gtpo")
     generator = torch.Generator().manual_seed(0)
     for name, weight in trainer.model.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.1, generator=generator)
-    return trainer, tmp_path / "run"
+    return trainer
 
 
-def test_the_adapter_has_its_card_and_no_pickles(trained: Trained, tiny: Path) -> None:
-    trainer, run = trained
+@pytest.fixture
+def save(trainer: Any, tiny: Path, tmp_path: Path) -> Any:
+    """``save(*argv, push_to_hub=False)``: save what is trained in ``tmp_path``."""
+
+    def save(*argv: str, push_to_hub: bool = False) -> None:
+        words = ["--output_dir", str(tmp_path), "--model", str(tiny), "--lora_rank", "4", "--gamma", "0.125"]
+        settings = parsed(*words, *argv)
+        settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
+        save_adapter(trainer, settings, RunDirectory(tmp_path))
+
+    return save
+
+
+def test_the_adapter_has_its_card_and_no_pickles(trainer: Any, save: Any, tmp_path: Path) -> None:
     trainer.create_model_card()  # as TRL does at a checkpoint
-    save(trainer, settings_of(run, tiny))
-    card = (run / "adapter" / "README.md").read_text()
-    assert "2508.03772" in card and "gamma: 0.125" in card and "hub_model_id" not in card
-    assert f'path = "{run / "adapter"}"' in card
-    assert sorted(path.name for path in run.iterdir()) == ["adapter"]
-    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))
+    save()
+    adapter = tmp_path / "adapter"
+    card = (adapter / "README.md").read_text()
+    assert "2508.03772" in card and "gamma: 0.125" in card and f'path = "{adapter}"' in card
+    assert list(tmp_path.iterdir()) == [adapter]
+    assert not [*adapter.glob("*.bin"), *adapter.glob("*.pt")]
 
 
 def test_a_card_that_fails_does_not_fail_the_run(
-    trained: Trained, tiny: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
+    save: Any, tmp_path: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, run = trained
     monkeypatch.setattr("gtpo.training.export.Card.text", lambda *arguments: 1 / 0)
-    save(trainer, settings_of(run, tiny))
-    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    save()
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: Trained, tiny: Path) -> None:
-    trainer, run = trained
-    save(trainer, settings_of(run, tiny, "--merge", "16bit"))
-    merged = load_file(run / "merged" / "model.safetensors")
-    base = load_file(tiny / "model.safetensors")
-    adapted = dict(trainer.model.named_parameters())
-    name = "model.layers.1.self_attn.q_proj"
-    a, b = (adapted[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
-    scaling = trainer.model.peft_config["default"].lora_alpha / trainer.model.peft_config["default"].r
-    expected = base[f"{name}.weight"] + scaling * b @ a
-    assert merged[f"{name}.weight"].dtype == torch.bfloat16
-    assert (expected - base[f"{name}.weight"]).abs().max() > 0.01
-    torch.testing.assert_close(merged[f"{name}.weight"].float(), expected.detach(), rtol=2**-7, atol=2e-3)
+def test_merged_weights_are_base_plus_adapter_in_16_bits(trainer: Any, save: Any, tiny: Path, tmp_path: Path) -> None:
+    save("--merge", "16bit")
+    merged, base = (load_file(directory / "model.safetensors") for directory in (tmp_path / "merged", tiny))
     assert merged.keys() == base.keys()
-    assert AutoTokenizer.from_pretrained(run / "merged").chat_template
-    card = (run / "merged" / "README.md").read_text()
-    assert "2508.03772" in card and f'path = "{run / "merged"}"' in card
+    layer = trainer.model.get_submodule("base_model.model.model.layers.1.self_attn.q_proj")
+    added = layer.scaling["default"] * layer.lora_B.default.weight @ layer.lora_A.default.weight
+    assert added.abs().max() > 0.01
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert merged[name].dtype == torch.bfloat16
+    torch.testing.assert_close(merged[name].float(), (base[name] + added).detach(), rtol=2**-7, atol=2e-3)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+    assert f'path = "{tmp_path / "merged"}"' in (tmp_path / "merged" / "README.md").read_text()
 
 
-class Hub:
-    """Records the calls to huggingface_hub.HfApi."""
-
-    calls: list[tuple[Any, ...]] = []
-    fails = False
-
-    def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
-        if self.fails:
-            raise OSError("no route to the Hub\nand more")
-        self.calls.append(("create", name, private, exist_ok))
-        return SimpleNamespace(repo_id=f"me/{name}")
-
-    def upload_folder(self, folder_path: Path, repo_id: str, commit_message: str) -> None:
-        self.calls.append(("upload", sorted(path.name for path in folder_path.iterdir()), repo_id))
-
-
-@pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
-def test_the_final_weights_are_uploaded(
-    merge: str, weights: str, trained: Trained, tiny: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer, run = trained
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    monkeypatch.setattr(Hub, "calls", [])
-    private = merge == "16bit" or None
-    settings = settings_of(run, tiny, "--hub_model_id", "mine", "--merge", merge, push_to_hub=True)
-    settings.trainer.hub_private_repo = private
-    save(trainer, settings)
-    create, (call, files, repository) = Hub.calls
-    assert create == ("create", "mine", private, True)
-    assert (call, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
-    directory = run / ("merged" if merge == "16bit" else "adapter")
+@pytest.mark.parametrize("weights", ["adapter/adapter_model.safetensors", "merged/model.safetensors"])
+def test_the_final_weights_are_uploaded(weights: str, save: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Without what a killed save has left."""
+    directory = (tmp_path / weights).parent
+    (tmp_path / f"{directory.name}.tmp").mkdir()
+    (tmp_path / f"{directory.name}.tmp" / "left_over.safetensors").touch()
+    hub = Mock()
+    hub.create_repo.return_value.repo_id = "me/mine"
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    private = ["--merge", "16bit", "--hub_private_repo", "true"] if directory.name == "merged" else []
+    save("--hub_model_id", "mine", *private, push_to_hub=True)
+    hub.create_repo.assert_called_once_with("mine", private=bool(private) or None, exist_ok=True)
+    hub.upload_folder.assert_called_once_with(
+        folder_path=directory, repo_id="me/mine", commit_message="Trained weights"
+    )
+    assert (tmp_path / weights).is_file() and (directory / "tokenizer.json").is_file()
+    assert not list(tmp_path.rglob("left_over*"))
     assert 'path = "me/mine"' in (directory / "README.md").read_text()  # where the quick start finds it now
 
 
-def test_a_failed_upload_error_names_the_adapter_directory(
-    trained: Trained, tiny: Path, monkeypatch: MonkeyPatch
-) -> None:
-    trainer, run = trained
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    monkeypatch.setattr(Hub, "fails", True)
-    with pytest.raises(RunError, match=f"no route to the Hub.*hf upload run {run / 'adapter'}"):
-        save(trainer, settings_of(run, tiny, push_to_hub=True))
-    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+def test_a_failed_upload_error_names_the_adapter_directory(save: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    failing = Mock(side_effect=OSError("no route to the Hub\nand more"))
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", failing)
+    adapter = tmp_path / "adapter"
+    with pytest.raises(RunError, match=f"no route to the Hub.*hf upload {tmp_path.name} {adapter}"):
+        save(push_to_hub=True)
+    assert (adapter / "adapter_model.safetensors").is_file()
 
 
 def test_the_reference_adapter_is_not_published(build: Any, tmp_path: Path) -> None:
-    trainer = build("grpo", "run", beta=0.04)
+    trainer = build("grpo", beta=0.04)
     trainer.save_model(str(tmp_path / "as_trl_saves"))
     assert (tmp_path / "as_trl_saves" / "ref").is_dir()
-    save(trainer, canned.settings_of(trainer))
-    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
-    assert not (tmp_path / "run" / "adapter" / "ref").exists()
-
-
-def test_files_of_a_killed_save_are_not_published(trained: Trained, tiny: Path) -> None:
-    trainer, run = trained
-    for name in ("adapter", "merged"):
-        (run / f"{name}.tmp").mkdir(parents=True)
-        (run / f"{name}.tmp" / "left_over.safetensors").write_bytes(b"")
-    save(trainer, settings_of(run, tiny, "--merge", "16bit"))
-    assert (run / "merged" / "model.safetensors").is_file() and not list(run.rglob("left_over*"))
+    save_adapter(trainer, canned.settings_of(trainer), RunDirectory(tmp_path))
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "adapter" / "ref").exists()

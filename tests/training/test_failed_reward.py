@@ -11,8 +11,6 @@ from helpers.weights import adapter_of, same_weights
 
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
-from gtpo.prompts import PAPER
-from rewards import rewards_in
 
 REWARD = """
 from pathlib import Path
@@ -38,16 +36,14 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     (tmp_path / "odd").touch()
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late", code=1)
     last = ended.stderr.splitlines()[-1]
-    assert re.search(r"the reward rw\.py:late raised KeyError: 'weird row' \(rw\.py, line 11\)", last), last
-    assert "--resume outputs/late" in last
-    log = re.search(r"(\S+\.log) has the traceback", last)
-    assert log and 'raise KeyError("weird row")' in Path(log[1]).read_text()
+    assert "the reward rw.py:late raised KeyError: 'weird row' (rw.py, line 11)" in last
+    (log,) = re.findall(r"(\S+\.log) has the traceback", last)
+    assert 'raise KeyError("weird row")' in Path(log).read_text()
     assert (tmp_path / "outputs/late/checkpoint-3/files.json").is_file()
 
     (tmp_path / "odd").unlink()
-    command = re.search(r"python (train_gtpo\.py|\S+/train_gtpo\.py) (--resume .*?)\. /", last)
-    assert command
-    run_script(tmp_path, "train_gtpo.py", *command[2].split())
+    (arguments,) = re.findall(r"python \S*train_gtpo\.py (--resume outputs/late.*?)\. /", last)
+    run_script(tmp_path, "train_gtpo.py", *arguments.split())
     run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/whole")
     assert same_weights(*(adapter_of(tmp_path / f"outputs/{run}/adapter") for run in ("late", "whole")))
     names = set(metrics_of(tmp_path / "outputs/whole")[0])
@@ -55,50 +51,31 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     assert not [name for name in names - set(OF_RUNS["log_metric"]) if not name.startswith(OF_RUNS_BEGIN)]
 
 
-# Body of a reward of two completions -> the line in the message.
-PLACES = {
-    "return [1 / (text == 'a') for text in completions]": 4,
-    "import json\n    return [json.loads(text) for text in completions]": 5,
-    "if len(completions) > 1:\n        raise OSError('busy')\n    return [1.0]": 5,
-}
-
-
-@pytest.mark.parametrize(("body", "line"), PLACES.items())
-def test_the_message_names_the_line(body: str, line: int, tmp_path: Path) -> None:
+def test_the_message_names_the_line(tmp_path: Path) -> None:
+    """Of the user's file, not of what it calls."""
+    body = "import json\n    return [json.loads(text) for text in completions]"
     (tmp_path / "own.py").write_text(f"\n\ndef mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], {}, [])
-    with pytest.raises(RunError, match=rf"\(own\.py, line {line}\)\.$") as caught:
+    with pytest.raises(RunError, match=r"\(own\.py, line 5\)\.$") as caught:
         reward(completions=["a", "b"])
-    assert caught.value.__cause__ is not None
+    assert isinstance(caught.value.__cause__, ValueError)
     reward.defers = True
     assert reward(completions=["a", "b"]) == [0.0, 0.0] and "own.py:mine raised" in str(reward.failure)
 
 
 def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
-    def mutate(completions: Any, answer: Any, **_: Any) -> list[float]:
-        for i, completion in enumerate(completions):
-            completion[0]["content"] = "gone"
-            answer[i] = "gone"
-        return [1.0] * len(completions)
+    def mutate(completions: Any, answer: Any) -> list[float]:
+        completions[0][0]["content"] = answer[0] = "gone"
+        return [1.0]
 
-    text = "<reasoning>a</reasoning><answer>3</answer>"
-    rows = {"completions": [[{"role": "assistant", "content": text}]], "answer": ["3"], "prompts": ["p"]}
-    rewards = [checked_reward(mutate), *load_rewards(["accuracy"], rewards_in(PAPER), [])]
-    assert [reward(**rows) for reward in rewards] == [[1.0], [10.0]]
-    assert rows["completions"][0][0]["content"] == text and rows["answer"] == ["3"]
+    rows = {"completions": [[{"role": "assistant", "content": "3"}]], "answer": ["3"]}
+    assert checked_reward(mutate)(**rows) == [1.0]
+    assert rows == {"completions": [[{"role": "assistant", "content": "3"}]], "answer": ["3"]}
 
 
 def test_a_reward_with_own_keywords_gets_every_column() -> None:
-    def words(completions: list[str], answer: list[str]) -> list[float]:
-        return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
+    def count(completions: list[str], answer: list[str]) -> list[float]:
+        return [float(len(answer))]
 
-    words.keywords = ["answer"]  # type: ignore[attr-defined]  # of the user, not of a functools.partial
-    assert checked_reward(words)(completions=["so 3"], answer=["3"]) == [1.0]
-
-
-def test_the_rewards_of_the_paper_may_log_their_names(tmp_path: Path) -> None:
-    logged: dict[str, float] = {}
-    for reward in load_rewards(["format", "accuracy"], rewards_in(PAPER), []):
-        reward(completions=["<answer>3</answer>"], answer=["3"], log_metric=logged.__setitem__)
-        assert set(reward.function.metrics) <= set(OF_RUNS["log_metric"])
-    assert set(logged) == {"formatting", "empty_blocks", "accuracy", "accuracy_lenient", "grader_timeouts"}
+    count.keywords = ["answer"]  # type: ignore[attr-defined]  # of the user, not of a functools.partial
+    assert checked_reward(count)(completions=["so 3"], answer=["3"]) == [1.0]
