@@ -1,11 +1,10 @@
 """metrics.jsonl and the wandb run."""
 
-import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import wandb
@@ -13,144 +12,126 @@ from helpers.files import read_lines
 from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerControl, TrainerState
-from trl import GRPOConfig
 
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.metrics_writer import MetricsWriter
 
-ARGS = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=6, num_generations=6)
-ARGS.gradient_accumulation_steps = 2
+
+def arguments(processes: int = 1) -> Any:
+    return SimpleNamespace(
+        per_device_train_batch_size=6,
+        gradient_accumulation_steps=2,
+        world_size=processes,
+        report_to=["wandb", "tensorboard"],
+    )
 
 
-def log(writer: MetricsWriter, step: int, args: Any = ARGS, **metrics: Any) -> None:
-    writer.on_log(args, TrainerState(global_step=step), TrainerControl(), logs=metrics)
+def log(writer: MetricsWriter, step: int, args: Any = None, **metrics: Any) -> None:
+    writer.on_log(args or arguments(), TrainerState(global_step=step), None, logs=metrics)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> MetricsWriter:
+    return MetricsWriter(RunDirectory(tmp_path))
 
 
 def lines(writer: MetricsWriter) -> list[dict[str, Any]]:
     return read_lines(writer.run.metrics)
 
 
-def resumed(directory: Path, step: int, history: Sequence[dict[str, Any]] = ()) -> MetricsWriter:
-    writer = MetricsWriter(RunDirectory(directory))
-    state = TrainerState(global_step=step, log_history=list(history))
-    writer.on_train_begin(ARGS, state, TrainerControl())
-    return writer
-
-
-def test_each_log_is_written_immediately(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    writer = resumed(tmp_path, 0)
+def test_each_log_is_written_immediately(writer: MetricsWriter, monkeypatch: MonkeyPatch) -> None:
     for step in (1, 2, 3):
         log(writer, step, accuracy=10.0 * step, train_runtime=1.0)  # with include_num_input_tokens_seen in every log
-        assert len(lines(writer)) == step
+        assert lines(writer)[-1] == {"step": step, "accuracy": 10.0 * step, "train_runtime": 1.0}
     log(writer, 3, train_runtime=1.0, train_loss=0.5)  # the final summary is not a step
-    assert lines(writer) == [{"step": step, "accuracy": 10.0 * step, "train_runtime": 1.0} for step in (1, 2, 3)]
     monkeypatch.setenv("RANK", "1")
-    writer.on_log(ARGS, TrainerState(global_step=4), TrainerControl(), logs={"a": 1.0})
+    log(writer, 4, accuracy=1.0)
     assert len(lines(writer)) == 3
 
 
-@pytest.mark.parametrize(("step", "is_logged"), [(1, False), (2, False), (3, True)])
-def test_the_last_step_is_logged_whatever_the_interval(step: int, is_logged: bool, tmp_path: Path) -> None:
-    control = TrainerControl()
-    state = TrainerState(global_step=step, max_steps=3, logging_steps=10)
-    MetricsWriter(RunDirectory(tmp_path)).on_step_end(ARGS, state, control)
-    assert control.should_log == is_logged
+def test_the_last_step_is_logged_whatever_the_interval(writer: MetricsWriter) -> None:
+    logged = []
+    for step in (1, 2, 3):
+        control = TrainerControl()
+        writer.on_step_end(None, TrainerState(global_step=step, max_steps=3, logging_steps=10), control)
+        logged.append(control.should_log)
+    assert logged == [False, False, True]
 
 
-def test_tokens_per_second(tmp_path: Path) -> None:
+def test_tokens_per_second(writer: MetricsWriter) -> None:
     """30 tokens per completion x 6 completions per batch x 2 batches per step, in 0.5 s; and with three processes."""
-    writer = MetricsWriter(RunDirectory(tmp_path))
     log(writer, 1, completion_length=30.0, step_time=0.5)
     log(writer, 2, completion_length=30.0)
-    three = SimpleNamespace(per_device_train_batch_size=6, gradient_accumulation_steps=2, world_size=3)
-    log(writer, 3, three, completion_length=30.0, step_time=0.5)
+    log(writer, 3, arguments(processes=3), completion_length=30.0, step_time=0.5)
     assert [line.get("tokens_per_second") for line in lines(writer)] == [720.0, None, 2160.0]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 4, "lo', '{"step": 2, "lo', "[" * 100_000, ""])
-def test_resume_drops_steps_after_the_checkpoint(torn: str, tmp_path: Path) -> None:
-    rows = [{"step": 1, "loss": 0.5}, {"step": 1, "eval_runtime": 2.0}, {"step": 2, "loss": 1.0}]
-    text = "".join(json.dumps(row) + "\n" for row in [{"step": 1}, *rows, {"step": 3, "loss": 2.0}])
-    (tmp_path / "metrics.jsonl").write_text(text + torn)
-    writer = resumed(tmp_path, 2, rows)
-    assert lines(writer) == rows
-    log(writer, 3, loss=0.0)
-    assert [line["step"] for line in lines(writer)] == [1, 1, 2, 3]
-
-
-def test_lines_that_are_lost_come_back_from_the_checkpoint(tmp_path: Path) -> None:
-    """Its log history has those of the steps before it, not those of the file."""
+@pytest.mark.parametrize("found", [None, '{"step": 2, "loss": 2.5}\n{"step": 3, "loss": 1.0}\n{"step": 4, "lo'])
+def test_a_resumed_run_has_the_lines_of_its_checkpoint(found: str | None, writer: MetricsWriter) -> None:
+    """Without NaN and infinity, which are no JSON: fp16 logs them where it skips a step."""
+    if found:
+        writer.run.metrics.write_text(found)
     history = [
         {"loss": 3.0, "step": 1, "completion_length": 30.0, "step_time": 0.5},
         {"eval_reward": 1.0, "eval_runtime": 2.0, "step": 1},
-        {"loss": 2.0, "grad_norm": math.inf, "step": 2},
+        {"loss": 2.0, "grad_norm": math.inf, "mine": math.nan, "kl": None, "step": 2},
     ]
     first = {"step": 1, "loss": 3.0, "completion_length": 30.0, "step_time": 0.5, "tokens_per_second": 720.0}
-    lost = [first, {"step": 1, "eval_reward": 1.0, "eval_runtime": 2.0}, {"step": 2, "loss": 2.0}]
-    assert lines(resumed(tmp_path, 2, history)) == lost
-    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 2.5}\n{"step": 3, "loss": 1.0}\n{"loss": 0.0}\nx\n')
-    assert lines(resumed(tmp_path, 2, history)) == lost
-
-
-def test_metrics_contain_no_infinity(tmp_path: Path) -> None:
-    writer = resumed(tmp_path, 0)
-    log(writer, 1, loss=0.5, grad_norm=math.inf, mine=math.nan, kl=None)  # fp16 logs inf where it skips
-    assert lines(writer) == [{"step": 1, "loss": 0.5, "kl": None}]
+    expected = [first, {"step": 1, "eval_reward": 1.0, "eval_runtime": 2.0}, {"step": 2, "loss": 2.0, "kl": None}]
+    writer.on_train_begin(arguments(), TrainerState(global_step=2, log_history=history), None)
+    assert lines(writer) == expected
+    log(writer, 3, loss=0.0)
+    assert lines(writer) == [*expected, {"step": 3, "loss": 0.0}]
 
 
 # wandb
 
 
-class Run(SimpleNamespace):
-    """Takes the place of a wandb run."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, logged=[])
-
-    def define_metric(self, *args: Any, **options: Any) -> None:
-        pass
-
-    def log(self, line: Any, step: int, commit: bool) -> None:
-        self.logged.append((line, step))
+@pytest.fixture
+def init(monkeypatch: MonkeyPatch) -> Mock:
+    """Takes the place of ``wandb.init``."""
+    monkeypatch.setattr("wandb.init", init := Mock())
+    return init
 
 
-def start(directory: Path, *argv: str) -> Any:
+def start(directory: Path, *argv: str) -> None:
     directory.mkdir(exist_ok=True)
-    return start_wandb(parsed("--output_dir", str(directory), "--seed", "1", *argv))
+    start_wandb(parsed("--output_dir", str(directory), "--seed", "1", *argv))
 
 
-def test_wandb_gets_the_lines_of_metrics_jsonl(tmp_path: Path) -> None:
+def test_wandb_gets_the_lines_of_metrics_jsonl(writer: MetricsWriter) -> None:
     """Not within one step: TRL logs tables and times in between. A resumed run repeats steps, which wandb ignores."""
-    run = Run()
-    writer = MetricsWriter(RunDirectory(tmp_path), run)
+    writer.wandb_run = Mock()
     for step in (1, 2, 2):
         log(writer, step, accuracy=100 / 3, step_time=0.5, completion_length=float(step))
     log(writer, 2, eval_accuracy=1.0, eval_runtime=1.0)
-    assert [line for line, _ in run.logged] == lines(writer)
-    assert [step for _, step in run.logged] == [1_000_000, 2_000_000, 2_000_000, 2_500_000]
+    calls = writer.wandb_run.log.call_args_list
+    assert [call.args[0] for call in calls] == lines(writer)
+    assert [call.kwargs["step"] for call in calls] == [1_000_000, 2_000_000, 2_000_000, 2_500_000]
 
 
-def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: LogCaptureFixture) -> None:
-    def fail(line: Any, **options: Any) -> None:
-        raise ConnectionResetError("Connection lost")
-
-    args = SimpleNamespace(report_to=["wandb", "tensorboard"])
-    writer = MetricsWriter(RunDirectory(tmp_path), SimpleNamespace(log=fail))
+def test_a_wandb_error_does_not_stop_the_run(writer: MetricsWriter, caplog: LogCaptureFixture) -> None:
+    writer.wandb_run = Mock(**{"log.side_effect": ConnectionResetError("Connection lost")})
+    args = arguments()
     for step in (1, 2, 3):
         log(writer, step, args, accuracy=1.0)
     assert [line["step"] for line in lines(writer)] == [1, 2, 3]
     assert caplog.text.count("Connection lost") == 1 and args.report_to == ["tensorboard"]
 
 
-def test_without_a_login_wandb_is_offline(tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture) -> None:
+def test_without_a_login_wandb_is_offline(
+    init: Mock, tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+) -> None:
     """One line says how to sync, and there is no prompt."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr("wandb.login", lambda prompt: False)
-    monkeypatch.setattr("wandb.init", lambda **options: Run(**options))
-    first, second = (start(tmp_path / "a-run-s1", "--gamma", "0.25") for _ in range(2))
-    assert f"wandb sync {tmp_path / 'a-run-s1' / 'wandb'}" in caplog.text
-    assert first.id == second.id == (tmp_path / "a-run-s1" / "wandb_id").read_text() and first.resume == "allow"
+    run = tmp_path / "a-run-s1"
+    for _ in range(2):
+        start(run, "--gamma", "0.25")
+    assert f"wandb sync {run / 'wandb'}" in caplog.text
+    first, second = (SimpleNamespace(**call.kwargs) for call in init.call_args_list)
+    assert first.id == second.id == (run / "wandb_id").read_text() and first.resume == "allow"
     assert (first.mode, first.name, first.group, first.config["gamma"]) == ("offline", "a-run-s1", "a-run", 0.25)
     assert first.settings.finish_timeout == 60  # an unreachable server does not block the exit
     assert not first.settings.finish_timeout_raises
@@ -158,20 +139,12 @@ def test_without_a_login_wandb_is_offline(tmp_path: Path, monkeypatch: MonkeyPat
 
 
 def test_a_timeout_of_wandb_logs_the_run_offline(
-    tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+    init: Mock, tmp_path: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
-    tried = []
-
-    def init(**options: Any) -> Any:
-        tried.append((options["mode"], options["id"]))
-        if options["mode"] != "offline":
-            raise wandb.errors.CommError("run initialization has timed out")
-        return Run(**options)
-
     monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setattr("wandb.init", init)
+    init.side_effect = [wandb.errors.CommError("run initialization has timed out"), Mock()]
     start(tmp_path)
-    (online, first), (offline, second) = tried
-    assert (online, offline) == ("online", "offline")
-    assert first != second == (tmp_path / "wandb_id").read_text()  # wandb may still hold the first id
+    online, offline = (call.kwargs for call in init.call_args_list)
+    assert (online["mode"], offline["mode"]) == ("online", "offline")
+    assert online["id"] != offline["id"] == (tmp_path / "wandb_id").read_text()  # wandb may still hold the first id
     assert "wandb sync" in caplog.text
