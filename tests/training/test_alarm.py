@@ -11,7 +11,7 @@ from gtpo import CollapseAlarm
 TABLES = tables_of(__file__)
 
 
-def feed(alarm: CollapseAlarm, accuracies: str | list[Any], norms: str = "", every: int = 1, first: int = 0) -> Any:
+def feed(alarm: CollapseAlarm, accuracies: Any, norms: str = "", every: int = 1, first: int = 0) -> Any:
     """The control that the alarm leaves after lines of a log, one each ``every`` steps after the first ones."""
     control = SimpleNamespace(should_save=False, should_training_stop=False)
     state = SimpleNamespace(global_step=first)

@@ -1,6 +1,5 @@
 """The best adapter: which step is selected, and that the saved adapter is that step's."""
 
-import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,8 @@ TABLES = tables_of(__file__)
 class FakeTraining:
     """Feeds accuracies to the callback, one per step; the adapter's weights equal the step number."""
 
-    def __init__(self, trainer: Any, max_steps: int, metric: str | None = None) -> None:
+    def __init__(self, build: Any, max_steps: int, metric: Any = None) -> None:
+        trainer = build("grpo")
         self.model = trainer.model
         self.callback = BestAdapter(RunDirectory(trainer.args.output_dir), trainer.processing_class, metric)
         self.state = TrainerState(max_steps=max_steps)
@@ -44,38 +44,30 @@ class FakeTraining:
         getattr(self.callback, event)(args, self.state, TrainerControl(), model=self.model, **kwargs)
 
 
-@pytest.fixture
-def fake_training(build: Any) -> Any:
-    return functools.partial(FakeTraining, build("grpo"))
+def stored_best(directory: Path) -> Any:
+    """``best.json``, whose step is that of the weights beside it."""
+    best = read_json(directory / "best" / "best.json")
+    steps = [w.unique().tolist() for name, w in adapter_of(directory / "best").items() if "lora_B" in name]
+    assert steps and all(step == [best["step"]] for step in steps)
+    return best
 
 
-def stored_step(directory: Path) -> float:
-    """The step whose weights are in ``best/``."""
-    steps = {w.unique().item() for name, w in adapter_of(directory / "best").items() if "lora_B" in name}
-    assert len(steps) == 1
-    return steps.pop()
-
-
-def test_the_best_step_outlives_worse_ones(fake_training: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_best_step_outlives_worse_ones(build: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(best_adapter, "BEST_WINDOW", 2)
-    run = fake_training(max_steps=100)
+    run = FakeTraining(build, max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
         run.step(accuracy)
     assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
     run.call("on_save")
-    assert read_json(tmp_path / "best" / "best.json") == {"accuracy": 55.0, "step": 2}
-    assert stored_step(tmp_path) == 2
+    assert stored_best(tmp_path) == {"accuracy": 55.0, "step": 2}
     run.step(95)  # mean 57.5: a new best
     run.call("on_train_end")
-    assert read_json(tmp_path / "best" / "best.json") == {"accuracy": 57.5, "step": 6}
-    assert stored_step(tmp_path) == 6
+    assert stored_best(tmp_path) == {"accuracy": 57.5, "step": 6}
 
 
 @pytest.mark.parametrize(("max_steps", "accuracies", "best"), TABLES["a_short_run_averages_an_eighth_of_its_steps"])
-def test_a_short_run_averages_an_eighth_of_its_steps(
-    max_steps: int, accuracies: list[int], best: dict[str, float], fake_training: Any
-) -> None:
-    run = fake_training(max_steps)
+def test_a_short_run_averages_an_eighth_of_its_steps(max_steps: int, accuracies: Any, best: Any, build: Any) -> None:
+    run = FakeTraining(build, max_steps)
     for accuracy in accuracies:
         run.step(accuracy)
     assert run.callback.best == best
@@ -83,16 +75,15 @@ def test_a_short_run_averages_an_eighth_of_its_steps(
 
 @pytest.mark.parametrize(("metric", "values", "best"), TABLES["held_out_rows_select_without_smoothing"])
 def test_held_out_rows_select_without_smoothing(
-    metric: str, values: list[float], best: int, fake_training: Any, tmp_path: Path
+    metric: str, values: Any, best: int, build: Any, tmp_path: Path
 ) -> None:
-    run = fake_training(max_steps=1000, metric=metric)
+    run = FakeTraining(build, max_steps=1000, metric=metric)
     name = f"eval_{metric.removeprefix('eval_')}"
     for step, value in enumerate(values, 1):
         run.step(100.0 - step)  # of training: does not count
         run.call("on_evaluate", metrics={name: value, "eval_reward": 1.0})
     run.call("on_save")
-    assert read_json(tmp_path / "best" / "best.json") == {name: values[best - 1], "step": best}
-    assert stored_step(tmp_path) == best
+    assert stored_best(tmp_path) == {name: values[best - 1], "step": best}
 
 
 # Stored name and step, the metric of held-out rows -> whether a run that is resumed at step 2 keeps it

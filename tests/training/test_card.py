@@ -39,8 +39,8 @@ def card_of(settings: Settings, weights: str = "adapter", rows: Any = ROWS) -> s
     return Card(settings, rows, TRAINERS[settings.method], run).text(run.path / weights, "me/my model")
 
 
-def front_matter(card: str) -> dict[str, Any]:
-    return dict(yaml.safe_load(card.split("---\n")[1]))
+def front_matter(card: str) -> Any:
+    return yaml.safe_load(card.split("---\n")[1])
 
 
 def test_the_front_matter_of_a_hub_model(settings_of: Any) -> None:

@@ -64,7 +64,7 @@ def test_the_message_names_the_line(tmp_path: Path) -> None:
 
 
 def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
-    def mutate(completions: Any, answer: Any) -> list[float]:
+    def mutate(completions: Any, answer: Any) -> Any:
         completions[0][0]["content"] = answer[0] = "gone"
         return [1.0]
 
@@ -74,7 +74,7 @@ def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
 
 
 def test_a_reward_with_own_keywords_gets_every_column() -> None:
-    def count(completions: list[str], answer: list[str]) -> list[float]:
+    def count(completions: Any, answer: Any) -> Any:
         return [float(len(answer))]
 
     count.keywords = ["answer"]  # type: ignore[attr-defined]  # of the user, not of a functools.partial

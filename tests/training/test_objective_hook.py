@@ -18,7 +18,7 @@ Values = dict[str, Any]
 class EveryToken(CannedGTPO):
     """A gradient where A = 0, and where lambda of GTPO would be 0."""
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
         entropy = completion_entropy(token_entropy, inputs["completion_mask"])
         return -logps.sum() / len(logps), Measured(entropy)
 
@@ -28,7 +28,7 @@ class Watched(CannedGRPO):
 
     asked = 0
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
         loss, measured = super().objective(logps, token_entropy, inputs)
         lowest = logps.detach().min()
         return loss, measured._replace(metrics={**(measured.metrics or {}), "lowest": lowest})
@@ -65,7 +65,7 @@ def test_an_objective_has_a_gradient_on_every_token(build_of: Any) -> None:
 
 
 # What is returned, of the ln pi of the tokens and the entropy of the completions -> what is said about it
-RETURNED: dict[str, tuple[Any, str]] = {
+RETURNED: Values = {
     "Measured alone": (
         lambda logps, entropy: Measured(entropy),
         "Tensor, NoneType, NoneType, NoneType: expected a pair, the loss and gtpo.Measured",

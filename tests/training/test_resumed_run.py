@@ -3,11 +3,11 @@
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,15 +45,6 @@ def tracked(plain: Any) -> Any:
         return trainer
 
     return tracked
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    """A group of one process, as vLLM leaves it in the training process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def test_a_resumed_run_saves_as_its_settings_say(tracked: Any, tmp_path: Path) -> None:
@@ -94,30 +85,17 @@ class Killed(BaseException):
     """What a kill leaves is what was written before it."""
 
 
-class Kill(TrainerCallback):
-    """Raise :class:`Killed` when a step ends, before its checkpoint, or when the training does."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if state.global_step == self.step:
-            raise Killed
-
-    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if self.step > state.max_steps:
-            raise Killed
-
-
-@pytest.mark.parametrize(("step", "newest"), [(3, 2), (7, 6)])
-def test_a_resumed_run_that_dies_has_no_final_weights(step: int, newest: int, until: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("event", "newest"), [("on_step_end", 2), ("on_train_end", 6)])
+def test_a_resumed_run_that_dies_has_no_final_weights(event: str, newest: int, until: Any, tmp_path: Path) -> None:
     until("whole", 2)
     until("whole", 6)
     until("cut", 2)
     cut = RunDirectory(tmp_path / "cut")
     first = weights_of(cut.path)
+    kill = TrainerCallback()
+    setattr(kill, event, Mock(side_effect=Killed))
     with pytest.raises(Killed):
-        until("cut", 6, Kill(step))
+        until("cut", 6, kill)
     (earlier,) = cut.earlier_weights()
     assert not cut.is_finished and earlier == cut.path / "adapter-step-2"
     assert (earlier / "adapter_model.safetensors").read_bytes() == first
@@ -137,13 +115,11 @@ def test_a_resumed_run_killed_at_a_file_operation(
     until("run", 2)
     path = tmp_path / "run"
     first = weights_of(path)
-    left = operation
+    operations = itertools.count()
 
     def killed_at(original: Any) -> Any:
         def change(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            if next(operations) >= operation:
                 raise Killed
             return original(*args, **kwargs)
 
@@ -190,10 +166,11 @@ def test_best_of_a_resumed_run_is_of_all_steps(tracked: Any, tmp_path: Path) -> 
     logged = [line["reward"] for line in metrics_of(tmp_path)]
     means = [(a + b) / 2 for a, b in itertools.pairwise(logged)]
     step = means.index(max(means)) + 2  # the first full window ends at step 2
-    assert best_of(tmp_path) == {"accuracy": max(means), "step": step}
+    best = {"accuracy": max(means), "step": step}
+    assert best_of(tmp_path) == best
     shutil.rmtree(tmp_path / "best")
     tracked(**settings).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step - 1}"))
-    assert best_of(tmp_path) == {"accuracy": max(means), "step": step}
+    assert best_of(tmp_path) == best
 
 
 def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path) -> None:
@@ -207,28 +184,26 @@ def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path)
 
 def test_a_damaged_best_is_not_kept(tracked: Any, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     tracked(max_steps=4).train()
-    assert damage(tmp_path / "best") is None
-    (tmp_path / "best" / "adapter_model.safetensors").write_bytes(b"")
+    best = tmp_path / "best"
+    assert damage(best) is None
+    (best / "adapter_model.safetensors").write_bytes(b"")
     tracked(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert f"{tmp_path}/best is damaged (adapter_model.safetensors" in caplog.text
-    assert damage(tmp_path / "best") is None and best_of(tmp_path)["step"] > 4
+    assert f"{best} is damaged (adapter_model.safetensors" in caplog.text
+    assert damage(best) is None and best_of(tmp_path)["step"] > 4
 
 
-def test_a_run_keeps_the_process_group_of_vllm(plain: Any, process_group: None) -> None:
-    """A notebook trains again, and vLLM generates in the group that it has made."""
+def test_the_process_group_of_vllm_ends_at_exit(plain: Any, monkeypatch: MonkeyPatch) -> None:
+    """Not with the run: a notebook trains again. NCCL would warn of a group that is left, after a run's last words."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    at_exit: list[Any] = []
+    loaded = SimpleNamespace(), SimpleNamespace(init_kwargs={})
+    with monkeypatch.context() as patched:
+        patched.setattr("atexit.register", at_exit.append)
+        patched.setattr("gtpo.models.load.build_policy", lambda *_: loaded)
+        load_policy(parsed("--model", "tiny"), "unsloth")
     trainer = plain(max_steps=2)
     run(trainer, settings_of(trainer), None)
     assert torch.distributed.is_initialized()
-
-
-def test_the_process_group_of_vllm_ends_at_exit(process_group: None, monkeypatch: MonkeyPatch) -> None:
-    """Where a run fails, too: its last words are the error, not NCCL's warning of a group that was not destroyed."""
-    at_exit: list[Any] = []
-    monkeypatch.setattr("atexit.register", at_exit.append)
-    loaded = SimpleNamespace(), SimpleNamespace(init_kwargs={})
-    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: loaded)
-    load_policy(parsed("--model", "tiny"), "unsloth")
-    [handler] = at_exit
-    assert torch.distributed.is_initialized()
+    (handler,) = at_exit
     handler()
     assert not torch.distributed.is_initialized()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.canned import trained_weights
 from helpers.runs import metrics_of
-from helpers.weights import same_weights
+from helpers.weights import Weights, same_weights
 
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.metrics_writer import MetricsWriter
@@ -23,7 +23,7 @@ TWO_MICRO_BATCHES = {"per_device_train_batch_size": 6, "gradient_accumulation_st
 def train(build: Any, tmp_path: Path) -> Any:
     """``train(name, step=None, **settings)``: the trained weights, from a checkpoint of the run ``run``."""
 
-    def train(name: str, step: int | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+    def train(name: str, step: int | None = None, **settings: Any) -> Weights:
         trainer = build("gtpo", name, max_steps=5, save_strategy="steps", save_steps=1, **settings)
         trainer.add_callback(MetricsWriter(RunDirectory(trainer.args.output_dir)))
         if step:
@@ -33,7 +33,7 @@ def train(build: Any, tmp_path: Path) -> Any:
     return train
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def lines(folder: Path) -> list[Any]:
     """Without metrics that the recorder collects over a whole batch: of a part of it there are none."""
     return [{name: line[name] for name in NAMES if name in line} for line in metrics_of(folder)]
 
@@ -42,7 +42,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     ("step", "settings"), [(1, TWICE), (2, TWICE), (1, THREE_STEPS), (2, THREE_STEPS), (3, TWO_MICRO_BATCHES)]
 )
 def test_a_resumed_run_trains_on_the_batch_of_its_checkpoint(
-    step: int, settings: dict[str, Any], train: Any, tmp_path: Path
+    step: int, settings: Any, train: Any, tmp_path: Path
 ) -> None:
     """Also in another directory."""
     expected = train("run", **settings)
