@@ -39,9 +39,12 @@ def named_values(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_values_are_those_of_the_name(path: Path) -> None:
-    """All of them, even one that equals the preset's, and no others."""
-    assert read_yaml(path) == named_values(path) | {"run_name": differs_by(path) or "paper"}
+def test_values_are_those_of_the_name(path: Path, gpu: None) -> None:
+    """All of them, even one that equals the preset's, and no others; the script takes them."""
+    values = named_values(path)
+    assert read_yaml(path) == values | {"run_name": differs_by(path) or "paper"}
+    settings = parsed("--use_cpu", "true", "--config", str(path), method=path.stem.partition("-")[0]).to_dict()
+    assert {name: settings[name] for name in values} == values
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_completion_without_a_reward_is_not_pushed(rule: str, method: str, bui
         batch = batch_of(trainer)
         assert (batch["advantages"] == 0).all()
         batch.pop("host_masks", None)
-        first = {name: rows[:3] for name, rows in batch.items() if isinstance(rows, Tensor) and rows.dim()}
+        first = {name: value[:3] for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
         trainer.compute_loss(trainer.model, batch | first).backward()
         pushed.append(any(w.grad is not None and w.grad.any() for w in trainer.model.parameters()))
     assert pushed == [False, rule == "entropy"]

@@ -32,7 +32,8 @@ def gap(left: Weights, right: Weights) -> float:
 
 CASES: dict[str, Any] = {
     "the paper": {},
-    "old policy at a temperature": {"num_iterations": 2, "temperature": 0.7},
+    "old policy": {"num_iterations": 2},
+    "temperature": {"temperature": 0.7},
     "correction and filter off": {"gtpo": {"conflict_correction": False, "entropy_filter": "off"}},
     "negative_only": {"gtpo": {"entropy_filter": "negative_only"}},
     "A = 0 skipped, initially spread": {"gtpo": {"zero_advantage": "skip", "gamma": 2.0, "initial_entropy": 0.8}},
