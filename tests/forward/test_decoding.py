@@ -54,6 +54,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one head of keys": lambda: llama(num_key_value_heads=1),
     "as many keys": lambda: llama(num_key_value_heads=4),
     "llama3 positions": lambda: llama(rope_parameters=LLAMA3),
+    "tied": lambda: llama(tie_word_embeddings=True),
     "epsilon of the norms": lambda: llama(rms_norm_eps=0.1),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval(),
     "lora": lambda: with_lora(llama()),

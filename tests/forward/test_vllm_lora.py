@@ -109,7 +109,8 @@ def test_the_prefix_cache_is_reset_with_each_adapter(sleeps: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("sequences", "expected"), [(1, [1]), (4, [1, 2, 4]), (12, [1, 2, 4, 8, 12]), (24, [1, 2, 4, 8, 16, 24])]
+    ("sequences", "expected"),
+    [(1, [1]), (4, [1, 2, 4]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (32, [1, 2, 4, 8, 16, 24, 32])],
 )
 def test_graphs_have_the_sizes_that_occur(sequences: int, expected: list[int]) -> None:
     assert graph_sizes(sequences) == expected
