@@ -1,50 +1,40 @@
 """Fault tolerance: non-finite values, checkpoints, signals, exit codes, edge cases of groups."""
 
-import asyncio
 import errno
-import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from math import inf, nan
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR2
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from datasets import Dataset
-from helpers import canned
-from helpers.canned import GROUP, batch_of, canned_group, settings_of
+from helpers.canned import GROUP, canned_group, settings_of
 from helpers.files import read_json
-from helpers.runs import fake_run
-from helpers.scripts import ROOT, RunScript
+from helpers.reference import unpad
+from helpers.runs import fake_run, metrics_of
+from helpers.scripts import ROOT
 from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from trl import SFTConfig, SFTTrainer
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import checked_reward
+from gtpo.errors import RunError
 from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import faults
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
+from gtpo.training.trainer import GTPOTrainer
 
 
 @pytest.fixture
@@ -64,58 +54,41 @@ def complete(run: Path) -> list[str]:
     return [path.name for path in sorted_checkpoints(run) if damage(path) is None]
 
 
-def logged(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, which has no NaN and Infinity: JSON has neither."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def weight_of(trainer: Any) -> tuple[str, torch.nn.Parameter]:
+    """One of the adapter, with its name."""
+    return next((name, weight) for name, weight in trainer.model.named_parameters() if "lora_B" in name)
 
 
 # ---- non-finite values ----
 
 
-class Poison(TrainerCallback):
-    """Sets a weight to NaN after step ``step``."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            next(weight for name, weight in model.named_parameters() if "lora_B" in name).data.fill_(float("nan"))
-
-
-def of_a_script(run: Path) -> None:
-    """A run that has stored its settings: messages name flags of the script."""
-    run.mkdir(exist_ok=True)
-    (run / "config.yaml").write_text("num_generations: 4\n")
-
-
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_non_finite_loss_stops_and_saves_the_batch(method: str, tracked: Any, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_and_saves_the_batch(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = tracked(method, max_steps=5)
-    of_a_script(run)
-    trainer.add_callback(Poison(2))
+    trainer = tracked("gtpo", max_steps=5)
+    (run / "config.yaml").write_text("num_generations: 4\n")  # of a script: the message names its flags
+    forward = trainer._logps_and_entropy
+
+    def late(*args: Any) -> Any:
+        logps, entropy = forward(*args)
+        return logps * (1.0 if trainer.state.global_step < 2 else nan), entropy
+
+    trainer._logps_and_entropy = late
     with pytest.raises(RunError, match=f"step 3.*{run}/not-finite-step-3.*--resume {run}"):
         trainer.train()
-    batch = load_file(run / "not-finite-step-3" / "batch-0.safetensors")
-    (texts,) = read_json(run / "not-finite-step-3" / "completions-0.json")
-    modes = {path.stat().st_mode for path in (run / "not-finite-step-3").iterdir()}
-    assert len(modes) == 1  # safetensors writes for the owner alone
+    saved = run / "not-finite-step-3"
+    batch = load_file(saved / "batch-0.safetensors")
+    (texts,) = read_json(saved / "completions-0.json")
     assert batch["0.logps"].isnan().any() and len(texts) == GROUP
-    rows = zip(batch["0.completion_ids"], batch["0.completion_mask"], strict=True)
-    assert {tuple(row[mask.bool()].tolist()) for row, mask in rows} == {tuple(row) for row in canned_group(2)}
-    assert [line["step"] for line in logged(run)] == [1, 2]
+    assert sorted(unpad(batch["0.completion_ids"], batch["0.completion_mask"])) == sorted(canned_group(2))
+    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1  # safetensors writes for the owner alone
+    assert [line["step"] for line in metrics_of(run)] == [1, 2]
 
 
 def test_a_non_finite_gradient_is_not_applied(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = tracked("gtpo", max_steps=5, max_grad_norm=1.0)
-    name, weight = next((n, w) for n, w in trainer.model.named_parameters() if "lora_B" in n)
-    weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
+    name, weight = weight_of(trainer)
+    weight.register_hook(lambda gradient: gradient * inf if trainer.state.global_step == 1 else gradient)
     with pytest.raises(RunError, match=r"gradient.*lora_B.*step 2"):
         trainer.train()
     assert torch.equal(weight.detach(), adapter_of(run / "checkpoint-1")[name.replace(".default", "")])
@@ -124,133 +97,79 @@ def test_a_non_finite_gradient_is_not_applied(tracked: Any, tmp_path: Path) -> N
 
 def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(build: Any) -> None:
     trainer = build("gtpo")
-    weight = next(w for n, w in trainer.model.named_parameters() if "lora_B" in n)
-    weight.grad = torch.full_like(weight, float("inf"))
-    options = {"state": trainer.state, "control": trainer.control, "model": trainer.model}
+    _, weight = weight_of(trainer)
+    weight.grad = torch.full_like(weight, inf)
     trainer.args.fp16 = True
-    StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
-    trainer.args.fp16 = False
-    with pytest.raises(RunError):
-        StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
+    StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, trainer.state, trainer.control, trainer.model)
 
 
-def assert_nothing_saved(run: Path) -> None:
-    assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
+def test_a_non_finite_gradient_elsewhere_stops_this_process(build: Any, monkeypatch: MonkeyPatch) -> None:
+    trainer = build("gtpo")
+    monkeypatch.setattr(faults, "any_process", lambda here, device: True)
+    with pytest.raises(RunError, match="on another process"):
+        StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, trainer.state, trainer.control, trainer.model)
 
 
-def test_non_finite_weights_after_an_update_are_not_saved(tracked: Any, tiny: Path, tmp_path: Path) -> None:
+def test_non_finite_weights_after_an_update_are_not_saved(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    settings = {"learning_rate": float("inf"), "max_steps": 2}
+    trainer = tracked("gtpo", learning_rate=inf, max_steps=2)
     with pytest.raises(RunError, match=r"weight.*lora.*step 1.*start again"):
-        tracked("gtpo", **settings).train()
-    assert_nothing_saved(run)
-    assert load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"].shape[0] == GROUP
-    settings |= {"lr_scheduler_type": "constant", "optim": "sgd", "save_steps": 1, "report_to": "none"}
-    sft = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(tiny),
-        args=SFTConfig(output_dir=str(tmp_path / "sft"), bf16=False, use_cpu=True, **settings),
-        processing_class=AutoTokenizer.from_pretrained(tiny),
-        train_dataset=Dataset.from_dict({"prompt": ["a"] * 8, "completion": ["b"] * 8}),
-    )
-    sft.add_callback(StopOnNonFinite(sft))
-    with pytest.raises(RunError, match="step 1"):
-        sft.train()
-    assert_nothing_saved(tmp_path / "sft")
+        trainer.train()
+    assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
+    assert len(load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"]) == GROUP
+    sft = SimpleNamespace(args=trainer.args, state=trainer.state)  # its batches are not kept
+    with pytest.raises(RunError, match="step 1: the run stops, no checkpoint contains it"):
+        StopOnNonFinite(sft).on_optimizer_step(trainer.args, trainer.state, trainer.control, trainer.model)
 
 
 @pytest.mark.parametrize(
     ("value", "is_async", "what"),
     [
-        (float("inf"), False, "mine = inf"),
-        (float("-inf"), True, "mine = -inf"),
-        (float("nan"), False, "mine = nan"),
+        (inf, False, "mine = inf"),
+        (-inf, True, "mine_async = -inf"),
+        (nan, False, "mine = nan"),
         (1e30, False, r"1e\+30"),  # its square overflows: A = 0 for the whole group
     ],
 )
 def test_a_non_finite_reward_loses_no_step(
     value: float, is_async: bool, what: str, tracked: Any, tmp_path: Path
 ) -> None:
-    def mine(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float | None]:
+    def mine(trainer_state: Any, **columns: Any) -> list[float]:
         return [value if trainer_state.global_step == 1 and row == 3 else float(row % 3) for row in range(GROUP)]
 
-    async def mine_async(**columns: Any) -> list[float | None]:
+    async def mine_async(**columns: Any) -> list[float]:
         return mine(**columns)
 
-    run = tmp_path / "run"
-    trainer = tracked("gtpo", max_steps=3, save_steps=9)
-    trainer.reward_funcs = [mine_async if is_async else mine]
-    trainer.reward_func_names = ["mine"]
-    if is_async:
-        trainer.async_loop = asyncio.new_event_loop()
-        threading.Thread(target=trainer.async_loop.run_forever, daemon=True).start()
+    run, reward = tmp_path / "run", mine_async if is_async else mine
+    trainer = tracked("gtpo", max_steps=3, save_steps=9, rewards=[reward])
     with pytest.raises(RunError, match=f"{what} is not finite in step 2"):
         trainer.train()
-    assert complete(run) == ["checkpoint-1"] and [line["step"] for line in logged(run)] == [1]
+    assert complete(run) == ["checkpoint-1"] and [line["step"] for line in metrics_of(run)] == [1]
     rows = read_json(run / "not-finite-step-2" / "rows-0.json")
-    assert len(rows) == GROUP and rows[0].keys() == {"prompt", "completion", "mine"}
-    assert float(rows[3]["mine"]) == pytest.approx(value, nan_ok=True) and rows[2]["mine"] == 2.0
-
-
-def test_none_is_no_reward_and_a_batch_needs_one(build: Any) -> None:
-    """TRL alone trains on with rewards of 0."""
-    trainer = build("gtpo")
-    trainer.model.train()
-    none, some, ones = (
-        checked_reward(lambda values=values, **columns: values)
-        for values in ([None] * GROUP, [None if row == 3 else float(row % 3) for row in range(GROUP)], [1.0] * GROUP)
-    )
-
-    def advantages(*functions: Any) -> torch.Tensor:
-        trainer.reward_funcs = list(functions)
-        trainer.reward_func_names = ["mine", "other"][: len(functions)]
-        trainer.reward_weights = torch.ones(len(functions))
-        trainer.reward_processing_classes = [None] * len(functions)
-        return batch_of(trainer)["advantages"]
-
-    found = advantages(some)
-    assert found[3] == 0 and (found != 0).sum() > GROUP // 2
-    assert (advantages(none, ones) == 0).all()
-    with pytest.raises(RunError, match="mine"):
-        advantages(none)
+    assert len(rows) == GROUP and [*rows[3]] == ["prompt", "completion", reward.__name__]
+    assert [float(row[reward.__name__]) for row in rows[2:4]] == pytest.approx([2.0, value], nan_ok=True)
 
 
 def test_a_generation_from_nan_probabilities_stops_the_run(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = tracked("gtpo", max_steps=2)
-    trainer.__class__ = canned.TRAINERS["gtpo"].__mro__[2]  # generates itself
-    next(w for name, w in trainer.model.named_parameters() if "lora_B" in name).data.fill_(1e38)
+    trainer.__class__ = GTPOTrainer  # generates itself
+    weight_of(trainer)[1].data.fill_(1e38)
     with pytest.raises(RunError, match="not-finite-step-1"):
         trainer.train()
-    assert_nothing_saved(run)
     assert "Question" in read_json(run / "not-finite-step-1" / "rows-0.json")[0]["prompt"]
 
 
-def test_too_little_memory_names_the_batch_size(tracked: Any, monkeypatch: MonkeyPatch) -> None:
-    trainer = tracked("gtpo", max_steps=2)
-    forward = trainer._logps_and_entropy
-
-    def late(*args: Any) -> Any:
-        if trainer.state.global_step:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(*args)
-
-    monkeypatch.setattr(trainer, "_logps_and_entropy", late)
+def test_too_little_memory_names_the_batch_size(tracked: Any) -> None:
+    trainer = tracked("gtpo")
+    trainer._logps_and_entropy = Mock(side_effect=torch.OutOfMemoryError)
     message = (
-        rf"in step 2: lower --per_device_train_batch_size \(now {GROUP}\) and raise --gradient_accumulation_steps "
+        rf"in step 1: lower --per_device_train_batch_size \(now {GROUP}\) and raise --gradient_accumulation_steps "
         r"\(now 1\) by the same factor, then start again"
     )
     with pytest.raises(RunError, match=message) as raised:
         train(trainer, None)
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
-
-
-def test_a_non_finite_gradient_elsewhere_stops_this_process(tracked: Any, monkeypatch: MonkeyPatch) -> None:
-    trainer = tracked("gtpo")
-    before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    monkeypatch.setattr(faults, "any_process", lambda here, device: True)
-    with pytest.raises(RunError, match="gradient"):
-        trainer.train()
-    assert all(map(torch.equal, before, trainer.model.parameters()))
 
 
 # ---- checkpoints ----
@@ -274,29 +193,19 @@ def test_no_code_of_a_checkpoint_is_executed(name: str, tracked: Any, here: Path
     assert not (here / "executed").exists() and trainer.state.global_step < 2
 
 
-def test_a_checkpoint_needs_the_reference_adapter_too(tracked: Any, tmp_path: Path) -> None:
-    tracked("grpo", max_steps=1, beta=0.04).train()
-    assert complete(tmp_path / "run") == ["checkpoint-1"]
-    assert not (tmp_path / "run" / "best" / "ref").exists()  # best/ is the policy alone
-    (tmp_path / "run" / "checkpoint-1" / "ref" / "adapter_model.safetensors").write_bytes(b"")
-    assert complete(tmp_path / "run") == []
-
-
 def test_a_resumed_run_ends_with_equal_weights_and_metrics(tracked: Any, tmp_path: Path) -> None:
     """The reference policy is an adapter too; the optimizer and the schedule have states."""
     settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
-    uninterrupted = tmp_path / "uninterrupted"
-    restarted = tmp_path / "restarted"
-    for run in (uninterrupted, restarted):
+    whole, restarted = tmp_path / "whole", tmp_path / "restarted"
+    for run in (whole, restarted):
         tracked("grpo", run.name, **settings).train()
+    assert not (whole / "best" / "ref").exists()  # the policy alone
+    (restarted / "checkpoint-3" / "ref" / "adapter_model.safetensors").write_bytes(b"")
+    assert complete(restarted) == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
     tracked("grpo", restarted.name, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))
-    assert same_weights(adapter_of(restarted / "checkpoint-4"), adapter_of(uninterrupted / "checkpoint-4"))
-    times = {"step_time", "tokens_per_second"}
-    lines = [
-        [{name: line[name] for name in line.keys() - times} for line in logged(run)]
-        for run in (uninterrupted, restarted)
-    ]
-    assert len(lines[0]) == 4 and lines[0] == lines[1]
+    assert same_weights(adapter_of(restarted / "checkpoint-4"), adapter_of(whole / "checkpoint-4"))
+    for line, again in zip(metrics_of(whole), metrics_of(restarted), strict=True):
+        assert line | {name: again[name] for name in ("step_time", "tokens_per_second")} == again
 
 
 def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
@@ -311,89 +220,71 @@ def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
 # ---- signals ----
 
 
-class RunningScript:
-    """A train script in a separate process, past its second step."""
-
-    def __init__(self, tiny: Path, directory: Path) -> None:
-        self.directory = directory
-        argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
-        argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", directory]
-        self.process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
-        while self.steps() < 2:
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.05)
-
-    def steps(self) -> int:
-        metrics = self.directory / "metrics.jsonl"
-        return metrics.read_text().count("\n") if metrics.exists() else 0
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 140)])
-def test_a_signal_saves_a_checkpoint_of_the_last_step(
-    number: signal.Signals, code: int, tiny: Path, tmp_path: Path, run_script: RunScript
-) -> None:
-    run = RunningScript(tiny, tmp_path / "run")
-    run.process.send_signal(number)
-    stderr = run.process.communicate(timeout=120)[1].decode()
-    steps = run.steps()
-    assert run.process.returncode == code and "Traceback" not in stderr
-    assert f"python train_gtpo.py --resume {run.directory}" in stderr
-    assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
-    run_script(tmp_path, "train_gtpo.py", "--resume", str(run.directory), "--max_steps", str(steps + 2))
-    assert [line["step"] for line in logged(run.directory)] == list(range(1, steps + 3))
-    assert (run.directory / "adapter").is_dir()
+@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGUSR2, 140)])
+def test_a_signal_saves_a_checkpoint_of_the_last_step(number: int, code: int, tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
+    argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", run]
+    process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
+    while not (run / "metrics.jsonl").exists() or len(metrics_of(run)) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    stderr = process.communicate(timeout=120)[1].decode()
+    steps = len(metrics_of(run))
+    assert process.returncode == code and "Traceback" not in stderr
+    assert f"python train_gtpo.py --resume {run}" in stderr
+    assert complete(run) == [f"checkpoint-{steps}"] and not (run / "adapter").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_last_step_stops_nothing(number: int, code: int, tmp_path: Path) -> None:
-    callback = StopOnSignal()
-    callback.received = number
+def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
+    callback, control = StopOnSignal(), TrainerControl()
+    callback.received = SIGINT
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
-    control = TrainerControl()
     callback.on_step_end(args, TrainerState(), control)
     assert control.should_save and control.should_training_stop
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="130"):
         callback.on_train_end(args, TrainerState(global_step=4, max_steps=5), control)
-    assert ended.value.code == code
     callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), control)
+
+
+NUMBERS = (SIGINT, SIGTERM, SIGHUP, SIGUSR2)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in NUMBERS]
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: Any) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in numbers]
-    trainer = tracked("gtpo", max_steps=2)
-    during: list[Any] = []
+    before, during = handlers(), []
 
-    class Note(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            during.extend(signal.getsignal(number) for number in numbers)
+    def reward(completions: Any, trainer_state: Any, **columns: Any) -> list[float]:
+        during.extend(handlers())
+        return [nan if fails and trainer_state.global_step else 1.0] * len(completions)
 
-    trainer.add_callback(Note())
-    if fails:
-        trainer.add_callback(Poison(1))
+    trainer = tracked("gtpo", max_steps=2, rewards=[reward])
     with pytest.raises(RunError) if fails else nullcontext():
         train(trainer, None)
-    assert before == [signal.getsignal(number) for number in numbers]
+    assert handlers() == before
     assert len(during) == 8 and before[1] not in during
 
 
 @pytest.fixture
 def handled() -> Iterator[Any]:
     """``handled(ignored=())``: a callback in training; the signals are ignored, or have the handlers of a script."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = handlers()
     callback = StopOnSignal()
 
     def begin(ignored: Sequence[int] = ()) -> StopOnSignal:
-        for number in numbers:
+        for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.default_int_handler)
         callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
         return callback
 
     yield begin
-    for number, handler in before.items():
+    for number, handler in zip(NUMBERS, before, strict=True):
         signal.signal(number, handler)
 
 
@@ -401,13 +292,11 @@ def handled() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("numbers", "exits"),
     [
-        ([signal.SIGINT], False),
-        ([signal.SIGHUP], False),
-        ([signal.SIGINT, signal.SIGINT], True),
-        ([signal.SIGUSR2, signal.SIGUSR2, signal.SIGUSR2], False),
-        ([signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR2], False),
-        ([signal.SIGUSR2, signal.SIGTERM], False),  # the first of its kind
-        ([signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM], True),
+        ([SIGHUP], False),
+        ([SIGINT, SIGINT], True),
+        ([SIGUSR2, SIGUSR2, SIGUSR2], False),
+        ([SIGUSR2, SIGTERM], False),  # the first of its kind
+        ([SIGTERM, SIGUSR2, SIGTERM], True),
     ],
 )
 def test_a_second_signal_exits_but_that_of_slurm(numbers: list[int], exits: bool, handled: Any) -> None:
@@ -421,9 +310,9 @@ def test_a_second_signal_exits_but_that_of_slurm(numbers: list[int], exits: bool
 
 
 def test_sighup_stays_ignored_under_nohup(handled: Any) -> None:
-    callback = handled(ignored=[signal.SIGHUP])
-    signal.raise_signal(signal.SIGHUP)
-    assert callback.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    callback = handled(ignored=[SIGHUP])
+    signal.raise_signal(SIGHUP)
+    assert callback.received is None and signal.getsignal(SIGHUP) is signal.SIG_IGN
 
 
 # ---- exit codes ----
@@ -432,8 +321,6 @@ def test_sighup_stays_ignored_under_nohup(handled: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (UsageError("bad input"), 2, "bad input"),
-        (RunError("it stopped"), 1, "it stopped"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "disk"),
         (RuntimeError("Error while serializing: I/O error: No space left on device"), 1, "disk"),
