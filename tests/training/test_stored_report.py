@@ -93,7 +93,7 @@ def test_columns_of_rewards_are_those_of_the_metrics(copy: Path) -> None:
         store([row | {"extracted": "an answer"} for row in rows], path)
     write_lines(copy / "metrics.jsonl", [line | {"rewards/other/mean": 1.0} for line in metrics_of(copy)])
     page = write_report(copy).read_text()
-    assert page.count("A group of step ") == 2 and ">reward_parity</th>" in page and ">-</td>" in page
+    assert ">reward_parity</th>" in page and ">-</td>" in page
     assert "extracted" not in page and "other</th>" not in page
 
 
