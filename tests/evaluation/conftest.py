@@ -1,12 +1,12 @@
 """Adapters of the tiny model, a working directory with runs, and completions whose scores are known."""
 
 import os
-import random
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from helpers.files import write_lines
 from helpers.scripts import Command
@@ -32,6 +32,25 @@ def adapters(tiny: Path, tmp_path_factory: TempPathFactory) -> list[Path]:
         directories.append(tmp_path_factory.mktemp("adapter"))
         get_peft_model(model, lora).save_pretrained(directories[-1])
     return directories
+
+
+@fixture(scope="session")
+def ask_greedily(tiny: Path) -> Callable[..., tuple[str, int]]:
+    """``ask_greedily(messages, adapter)``: a completion by Transformers, without padding; its number of tokens."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+
+    def ask(messages: Any, adapter: Path | None = None) -> tuple[str, int]:
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        model = PeftModel.from_pretrained(model, adapter) if adapter else model
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+        tokens = model.generate(**ids, do_sample=False, max_new_tokens=12)[0, ids["input_ids"].shape[1] :]
+        return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens)
+
+    return ask
 
 
 @fixture
@@ -83,24 +102,24 @@ def texts_by_hand() -> dict[str, list[str]]:
 
 @fixture
 def store(tmp_path: Path) -> Callable[..., Path]:
-    """``store(texts, label)``: a complete completion file of arithmetic; ``texts`` are the completions by problem."""
+    """``store(texts, label, settings, about)``: a complete completion file of arithmetic; texts by problem."""
 
-    def write(texts: dict[str, list[str]], label: str = "run") -> Path:
+    def write(texts: dict[str, list[str]], label: str = "run", settings: Mapping = {}, about: Mapping = {}) -> Path:
         rows = load_benchmark("arithmetic")[: len(texts)]
         path = tmp_path / label / "arithmetic.jsonl"
         path.parent.mkdir(parents=True)
-        k = len(texts["arithmetic/0"])
-        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, **vars(PromptArguments())}
-        about = {"model": "some/model", "adapter": None, "data": {"source": "arithmetic"}}
+        sizes = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": len(texts["arithmetic/0"])}
+        head = {
+            "settings": sizes | vars(PromptArguments()) | settings,
+            "about": {"model": "some/model", "adapter": None, "data": {"source": "arithmetic"}} | about,
+        }
         lines: list[dict] = [
             {"id": problem, "sample": sample, "completion": text, "tokens": 10 + sample, "finished": True}
             for problem, completions in texts.items()
             for sample, text in enumerate(completions)
         ]
         lines[0]["finished"] = False
-        random.Random(0).shuffle(lines)  # vLLM finishes them in any order
-        lines.insert(0, {"settings": settings, "about": about})
-        write_lines(path, lines)
+        write_lines(path, [head, *reversed(lines)])  # vLLM finishes them in any order
         return path
 
     return write
