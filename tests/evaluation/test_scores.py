@@ -1,13 +1,13 @@
 """Scores of a completion file whose answers are known, and results.json."""
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.files import read_json, read_lines, write_lines
+from helpers.files import read_json
 from helpers.refusals import refused
+from helpers.runs import fake_run
 from pytest import LogCaptureFixture, MonkeyPatch, approx, mark
 
 from gtpo.data.load import load_benchmark
@@ -18,64 +18,54 @@ from gtpo.evaluation.scores import grade, write_results
 from gtpo.evaluation.table import format_table
 from gtpo.grading import compare
 from gtpo.prompts import to_messages
-from gtpo.runs.directory import RunDirectory
 from gtpo.runs.provenance import prompt_keys
 
 Store = Callable[..., Path]
 Texts = dict[str, list[str]]
 
+ROWS = load_benchmark("arithmetic")
+PROBLEMS = Problems(ROWS[:3])
+
 
 def test_scores_by_hand(store: Store, texts_by_hand: Texts) -> None:
-    stored = store(texts_by_hand | {"arithmetic/3": ["of a problem that is left out"] * 4})
-    entry = grade(stored, Problems(load_benchmark("arithmetic")[:3]))
+    entry = grade(store(texts_by_hand | {"arithmetic/3": ["of a problem that is left out"] * 4}), PROBLEMS)
     # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
     assert entry.scores["pass"] == approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
     assert entry.scores["pass_first_k"] == approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
     # maj@2 of problem 0 is a tie, and the wrong answer occurs first.
     assert entry.scores["maj"] == approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
-    assert entry.scores["format"] == approx(100 * 9 / 12)
-    assert entry.scores["finished"] == approx(100 * 11 / 12, abs=1e-5)
-    assert entry.scores["tokens"] == 11.5
-    assert entry.scores["unreadable"] == approx(100 * 2 / 12, abs=1e-5)
-    names = ("id", "n", "c", "formatted", "correct", "correct_lenient", "majority")  # the last of maj@1, 2 and 4
-    assert [tuple(getattr(p, name) for name in names) for p in entry.per_problem] == [
-        ("arithmetic/0", 4, 3, 3, "0111", "0111", "001"),
-        ("arithmetic/1", 4, 1, 4, "0001", "0001", "000"),
-        ("arithmetic/2", 4, 0, 2, "0000", "0000", "000"),
+    shares = {name: entry.scores[name] for name in ("format", "finished", "tokens", "unreadable")}
+    expected = {"format": 75, "finished": 100 * 11 / 12, "tokens": 11.5, "unreadable": 100 * 2 / 12}
+    assert shares == approx(expected, abs=1e-5)
+    names = ("id", "n", "c", "formatted", "correct", "majority")  # the last of maj@1, 2 and 4
+    assert [tuple(getattr(problem, name) for name in names) for problem in entry.per_problem] == [
+        ("arithmetic/0", 4, 3, 3, "0111", "001"),
+        ("arithmetic/1", 4, 1, 4, "0001", "000"),
+        ("arithmetic/2", 4, 0, 2, "0000", "000"),
     ]
-    assert [entry.scores[f"{name}_lenient"] for name in ("pass", "maj")] == [entry.scores["pass"], entry.scores["maj"]]
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
     assert entry.intervals.keys() == {"pass", "maj", "pass_lenient", "maj_lenient"}
 
 
-# Training prompts of the run, as questions of these problems -> how many of the first three it was trained on.
-TRAINED: list[tuple[Sequence[int], int | None]] = [((0, 2), 2), ((7, 8), 0), ((), None)]
-
-
-@mark.parametrize(("rows", "expected"), TRAINED)
-@mark.parametrize("weights", ["adapter", "best", "checkpoint-5", "model"])
+@mark.parametrize(
+    ("rows", "weights", "expected"),
+    [((0, 2), "adapter", 2), ((0, 2), "model", 2), ((7, 8), "adapter", 0), ((), "adapter", None)],
+)
 def test_problems_that_were_trained_on_are_counted_and_said(
-    rows: Sequence[int], expected: int | None, weights: str, store: Store, texts_by_hand: Texts, tmp_path: Path
+    rows: Sequence[int], weights: str, expected: int | None, store: Store, texts_by_hand: Texts, tmp_path: Path
 ) -> None:
-    problems = load_benchmark("arithmetic")
-    run = RunDirectory(tmp_path / "trained")
-    run.path.mkdir()
+    run = fake_run(tmp_path / "trained")
     if rows:
-        run.prompts.write_bytes(b"".join(prompt_keys(to_messages(problems[row].question) for row in rows)))
-    stored = store(texts_by_hand)
-    head, *lines = read_lines(stored)
-    place = str(run.path / weights)
-    head["about"] |= {"model": place} if weights == "model" else {"adapter": place}
-    write_lines(stored, [head, *lines])
-    entry = grade(stored, Problems(problems[:3]))
+        run.prompts.write_bytes(b"".join(prompt_keys(to_messages(ROWS[row].question) for row in rows)))
+    entry = grade(store(texts_by_hand, about={weights: str(run.path / "best")}), PROBLEMS)
     assert entry.trained_on == expected and Entry.read(entry.write()) == entry
     said = "run was trained on 2 of the 3 problems"
     assert (said in format_table([entry]).splitlines()) == (expected == 2)
 
 
 def test_a_comparison_says_what_was_trained_on(store: Store, texts_by_hand: Texts, caplog: LogCaptureFixture) -> None:
-    entry = grade(store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3]))
+    entry = grade(store(texts_by_hand), PROBLEMS)
     directory = store(texts_by_hand, "other").parents[1]
     write_results(directory, [replace(entry, trained_on=3), replace(entry, label="other", trained_on=0)])
     find_sides([str(directory)], "")
@@ -90,31 +80,28 @@ def test_lenient_scores_by_hand(store: Store) -> None:
     1       | t w t u | none   | t t u   | wrong; right (3 votes)
     """
     texts = {}
-    for i, (problem, samples) in enumerate(zip(load_benchmark("arithmetic"), ("ubww", "twtu"), strict=False)):
+    for problem, samples in zip(ROWS[:2], ("ubww", "twtu"), strict=True):
         written = {"u": f"We get 7 + 1 and so {problem.gold}.", "b": rf"Thus \boxed{{{problem.gold}}}, as 5 shows."}
         written |= {"w": "<answer>-1</answer>", "t": f"<answer>She has {problem.gold} of them.</answer>"}
-        texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
-    entry = grade(store(texts), Problems(load_benchmark("arithmetic")[:2]))
+        texts[problem.id] = [written[sample] for sample in samples]
+    entry = grade(store(texts), Problems(ROWS[:2]))
     marks = [(p.c, p.correct, p.correct_lenient, p.majority) for p in entry.per_problem]
     assert marks == [(0, "0000", "1100", "000"), (0, "0000", "1011", "000")]
-    assert entry.scores["pass"] == {"1": 0, "2": 0, "4": 0}
     # pass@1: (2/4 + 3/4) / 2; pass@2: 1 - C(2,2)/C(4,2) = 5/6 and 1
     assert entry.scores["pass_lenient"] == approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
     assert entry.scores["maj_lenient"] == {"1": 100, "2": 100, "4": 100}
-    assert entry.intervals["pass"]["1"] == approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
     assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
 def graded(store: Store, *texts: str) -> Entry:
     """The entry of one problem."""
-    return grade(store({"arithmetic/0": list(texts)}), Problems(load_benchmark("arithmetic")[:1]))
+    return grade(store({"arithmetic/0": list(texts)}), Problems(ROWS[:1]))
 
 
 def test_the_lenient_majority_votes_with_lenient_answers(store: Store) -> None:
     """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
-    right = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>"
-    wrong = "<answer>{} -1</answer>"
-    entry = graded(store, wrong.format("We have some,"), right, wrong.format("There are now"), right)
+    right = f"<answer>{ROWS[0].gold}</answer>"
+    entry = graded(store, "<answer>We have some, -1</answer>", right, "<answer>There are now -1</answer>", right)
     assert entry.per_problem[0].correct == entry.per_problem[0].correct_lenient == "0101"
     assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
 
@@ -124,24 +111,22 @@ def test_an_empty_answer_block_is_unreadable(store: Store) -> None:
     assert graded(store, *texts).scores["unreadable"] == 75.0
 
 
-def test_a_late_completion_is_wrong_and_counted(store: Store, texts_by_hand: Texts, monkeypatch: MonkeyPatch) -> None:
-    gold = load_benchmark("arithmetic")[0].gold
-    texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
-    path = store(texts_by_hand)
-    problems = Problems(load_benchmark("arithmetic")[:3])
-    assert grade(path, problems).per_problem[0].correct == "0111"
+def test_a_late_completion_is_wrong_and_counted(store: Store, monkeypatch: MonkeyPatch) -> None:
+    late = "".join(f"<answer>{ROWS[0].gold}.{zeros}</answer>" for zeros in ("0", "00", "000"))
+    path = store({"arithmetic/0": [late, f"<answer>{ROWS[0].gold}</answer>"]})
+    problems = Problems(ROWS[:1])
+    assert grade(path, problems).per_problem[0].correct == "11"
     decide = compare.decide
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
     for entry in (grade(path, problems), grade(path, problems)):
-        assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
+        assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("01", 1)
 
 
 def test_results_keep_entries_of_simultaneous_evaluations(
     store: Store, texts_by_hand: Texts, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """The second ends after the first has read the stored scores, and before the first writes results.json."""
-    problems = Problems(load_benchmark("arithmetic")[:3])
-    first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
+    first, second = (grade(store(texts_by_hand, name), PROBLEMS) for name in ("first", "second"))
     store(texts_by_hand, "not-graded")
     other = threading.Thread(target=write_results, args=(tmp_path, [second]))
     write = scores.write_atomically
@@ -165,19 +150,15 @@ def test_results_keep_entries_of_simultaneous_evaluations(
 
 def test_completions_are_graded_by_their_own_tags(store: Store, texts_by_hand: Texts) -> None:
     """With other tags than the paper's, the same texts get the same scores."""
-    problems = Problems(load_benchmark("arithmetic")[:3])
-    path = store(texts_by_hand)
-    expected = grade(path, problems)
-    head, *rows = path.read_text().splitlines()
-    stored = json.loads(head)
-    stored["settings"]["tags"] = "[think] [/think] [solution] [/solution]"
-    text = "\n".join(rows)
-    for old, new in (("reasoning", "think"), ("answer", "solution")):
-        text = text.replace(f"<{old}>", f"[{new}]").replace(f"</{old}>", f"[/{new}]")
-    path.write_text(f"{json.dumps(stored)}\n{text}\n")
-    found = grade(path, problems)
-    assert found.scores == expected.scores and expected.scores["format"] > 0
-    by_math_verify = grade(path, replace(problems, graded_by="math_verify"))
-    assert [problem.c for problem in by_math_verify.per_problem] == [problem.c for problem in found.per_problem]
-    path.write_text(f"{head}\n{text}\n")
-    assert grade(path, problems).scores["format"] == 0
+
+    def retagged(text: str) -> str:
+        for old, new in (("reasoning", "think"), ("answer", "solution")):
+            text = text.replace(f"<{old}>", f"[{new}]").replace(f"</{old}>", f"[/{new}]")
+        return text
+
+    texts = {problem: list(map(retagged, samples)) for problem, samples in texts_by_hand.items()}
+    path = store(texts, "retagged", settings={"tags": "[think] [/think] [solution] [/solution]"})
+    assert grade(path, PROBLEMS).scores == grade(store(texts_by_hand), PROBLEMS).scores
+    by_math_verify = grade(path, replace(PROBLEMS, graded_by="math_verify"))
+    assert [problem.c for problem in by_math_verify.per_problem] == [3, 1, 0]
+    assert grade(store(texts, "of-the-paper"), PROBLEMS).scores["format"] == 0
