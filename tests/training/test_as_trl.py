@@ -149,6 +149,24 @@ def test_a_reward_sees_its_columns_in_an_evaluation(removes: bool, sampling: Any
 # Metrics, outputs, card
 
 
+@pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}])
+def test_clipping_is_logged_as_by_trl(settings: dict[str, Any], build: Any) -> None:
+    """Means over tokens: with micro-batches of unequal lengths TRL's is a mean of their means."""
+    clipped = {"num_iterations": 2, "epsilon": 0.01, "epsilon_high": 0.02, "max_steps": 4}
+    logs = []
+    for method in ("grpo", "trl"):
+        trainer = build(method, method, **clipped, **settings)
+        trainer.train()
+        logs.append(trainer.state.log_history[:4])
+    names = {name for row in logs[1] for name in row if name.startswith("clip_ratio/")}
+    assert len(names) == 5
+    for ours, theirs in zip(*logs, strict=True):
+        for name in names:
+            tolerance = 0.05 if settings and name.endswith("mean") else 1e-6
+            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), name
+    assert logs[0][1]["clip_ratio/region_mean"] > 0 and logs[0][1]["clip_ratio/high_max"] > 0
+
+
 @pytest.mark.parametrize(("method", "paper"), [("grpo", "2402.03300"), ("gtpo", "2508.03772")])
 def test_a_library_run_has_the_card_of_trl(method: str, paper: str, build: Any, tmp_path: Path) -> None:
     build(method, save_strategy="steps", save_steps=1).train()

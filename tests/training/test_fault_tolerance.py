@@ -22,7 +22,7 @@ from helpers.canned import GROUP, canned_group, settings_of
 from helpers.files import read_json
 from helpers.reference import unpad
 from helpers.runs import fake_run, metrics_of
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
@@ -220,22 +220,38 @@ def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
 # ---- signals ----
 
 
+class RunningScript:
+    """A train script in a separate process, past its second step."""
+
+    def __init__(self, tiny: Path, directory: Path) -> None:
+        self.directory = directory
+        argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
+        argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", directory]
+        self.process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
+        while self.steps() < 2:
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def steps(self) -> int:
+        metrics = self.directory / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGUSR2, 140)])
-def test_a_signal_saves_a_checkpoint_of_the_last_step(number: int, code: int, tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
-    argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", run]
-    process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
-    while not (run / "metrics.jsonl").exists() or len(metrics_of(run)) < 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(number)
-    stderr = process.communicate(timeout=120)[1].decode()
-    steps = len(metrics_of(run))
-    assert process.returncode == code and "Traceback" not in stderr
-    assert f"python train_gtpo.py --resume {run}" in stderr
-    assert complete(run) == [f"checkpoint-{steps}"] and not (run / "adapter").exists()
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 140)])
+def test_a_signal_saves_a_checkpoint_of_the_last_step(
+    number: signal.Signals, code: int, tiny: Path, tmp_path: Path, run_script: RunScript
+) -> None:
+    run = RunningScript(tiny, tmp_path / "run")
+    run.process.send_signal(number)
+    stderr = run.process.communicate(timeout=120)[1].decode()
+    steps = run.steps()
+    assert run.process.returncode == code and "Traceback" not in stderr
+    assert f"python train_gtpo.py --resume {run.directory}" in stderr
+    assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
+    run_script(tmp_path, "train_gtpo.py", "--resume", str(run.directory), "--max_steps", str(steps + 2))
+    assert [line["step"] for line in metrics_of(run.directory)] == list(range(1, steps + 3))
+    assert (run.directory / "adapter").is_dir()
 
 
 def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:

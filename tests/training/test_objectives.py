@@ -94,12 +94,8 @@ def random_batches(count: int) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         logps = -3 * logps * mask
         advantages = torch.randn(ROWS, generator=generator, dtype=torch.float64)
         advantages[-1] = 0.0
-        inputs = {
-            "completion_mask": mask,
-            "num_items_in_batch": mask.sum(),
-            "advantages": advantages,
-            "entropy": entropy * mask,
-        }
+        inputs = {"completion_mask": mask, "advantages": advantages, "entropy": entropy * mask}
+        inputs["num_items_in_batch"] = mask.sum()
         if distance := [0.0, 1e-3, 0.1, 0.5, 4.0][seed % 5]:
             inputs["old_per_token_logps"] = logps + distance * (noise - 0.5)
         yield logps.requires_grad_(), inputs
@@ -110,8 +106,8 @@ def loss_and_gradient(file: str, logps: Tensor, inputs: dict[str, Any]) -> tuple
     kind = kind_of(file)
     trainer = kind.__new__(kind)
     one_process = SimpleNamespace(gather=lambda tensor: tensor, pad_across_processes=lambda tensor, **_: tensor)
-    read = {"settings": kind.Settings(), "epsilon_low": 0.2, "epsilon_high": 0.28}
-    trainer.__dict__ |= read | {"accelerator": one_process, "losses": lambda: 1}
+    trainer.__dict__ |= {"accelerator": one_process, "settings": kind.Settings(), "losses": lambda: 1}
+    trainer.__dict__ |= {"epsilon_low": 0.2, "epsilon_high": 0.28}
     loss, measured = trainer.objective(logps, inputs["entropy"], inputs)
     assert measured.entropy.shape == (ROWS,)
     (gradient,) = torch.autograd.grad(loss, logps)
