@@ -52,11 +52,10 @@ def test_answers_over_the_limit_are_counted_and_none_runs(monkeypatch: MonkeyPat
 
 def test_the_problems_are_those_of_our_grader(here: Path) -> None:
     Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
-    for name, source in (("arithmetic", "arithmetic"), ("mine", "mine.jsonl")):
-        flags = [EvaluationArguments([source], grader=grader) for grader in (None, "math_verify")]
-        ours, theirs = (load_problems(name, source, each) for each in flags)
-        assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
-        assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
+    flags = [EvaluationArguments(["mine.jsonl"], grader=grader) for grader in (None, "math_verify")]
+    ours, theirs = (load_problems("mine", "mine.jsonl", each) for each in flags)
+    assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
+    assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
 def test_scores_and_table_name_the_grader(
