@@ -87,7 +87,8 @@ def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: LogCapt
 def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold}]))
     load_train(data)
-    assert (f"{gold!r} (line 1 of" in caplog.text) is is_told
+    assert ("write a decimal comma as a point" in caplog.text) is is_told
+    assert not is_told or f"{gold!r} (line 1 of" in caplog.text
 
 
 # ---- objects in columns: verl, DAPO, prime-rl ----

@@ -22,13 +22,20 @@ def test_a_manifest_lists_the_files_and_their_sizes(tmp_path: Path) -> None:
     assert stored["optimizer.pt"] == len("optimizer.pt 1") and damage(directory) is None
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors", MANIFEST])
-@pytest.mark.parametrize("text", ["", "{}", '{"optimizer', "3", None])
-def test_a_missing_or_truncated_file_is_named(name: str, text: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
+def test_a_missing_and_a_truncated_file_are_named(name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
-    path = directory / name
-    path.unlink() if text is None else path.write_text(text)
+    (directory / name).write_bytes(b"opt")
     assert str(damage(directory)).startswith(name)
+    (directory / name).unlink()
+    assert str(damage(directory)).startswith(name)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"optimizer.pt', "3", None])
+def test_an_unreadable_or_missing_manifest_is_damage(text: str | None, tmp_path: Path) -> None:
+    manifest = checkpoint(tmp_path, 1) / MANIFEST
+    manifest.unlink() if text is None else manifest.write_text(text)
+    assert str(damage(manifest.parent)).startswith(MANIFEST)
 
 
 def test_a_manifest_of_an_earlier_revision_has_hashes(tmp_path: Path) -> None:

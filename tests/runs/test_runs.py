@@ -1,11 +1,13 @@
-"""The run directory: its readers."""
+"""The run directory: its readers, and the command that resumes it."""
 
 import os
+import shlex
 from pathlib import Path
 
+import pytest
 from helpers.runs import fake_run
 
-from gtpo.runs.directory import find_runs, label_of, run_label
+from gtpo.runs.directory import RunDirectory, command_of, find_runs, label_of, run_label
 
 
 def test_repeated_and_cut_off_lines_do_not_count(tmp_path: Path) -> None:
@@ -14,6 +16,25 @@ def test_repeated_and_cut_off_lines_do_not_count(tmp_path: Path) -> None:
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "loss": 1.0}')  # killed before the end of the line
     assert run.read_metrics() == [lines[3], lines[1], lines[2]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "script", "rewards"),
+    [
+        ("gamma: 0.1", "gtpo", []),
+        ("num_generations: 4", "grpo", []),
+        ("", "sft", []),
+        ("gamma: 0.1\nreward: [format, 'my file.py:f']", "gtpo", ["--reward", "format", "my file.py:f"]),
+    ],
+)
+def test_the_command_that_resumes_a_run_can_be_pasted(
+    settings: str, script: str, rewards: list[str], tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path / "gamma 0.5")
+    run.path.mkdir()
+    run.config.write_text(f"model: tiny\n{settings}\n")
+    found = shlex.split(command_of(run, "--resume", str(run.path)))
+    assert found == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
 def test_a_label_is_the_path_below_outputs(here: Path) -> None:
