@@ -1,24 +1,34 @@
-"""examples/objectives: each file against a naive reference, in float64 and in a step."""
+"""examples/objectives: each file against a naive reference, in float64 and in a step, and against TRL 1.16's own loss.
+
+``make test-backend BACKEND=trl`` runs the comparison with TRL, whose version in .venv has not all of these losses.
+"""
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import trl
 from helpers.canned import TRAINERS, CannedGRPO
 from helpers.reference import length_mask
+from packaging.version import Version
 from torch import Tensor
 
 ROWS = 12
+EPSILON = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 
 def kind_of(file: str) -> Any:
     module = importlib.import_module(f"examples.objectives.{file}")
-    kinds = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    (kind,) = (kind for kind in kinds if hasattr(kind, "fixed"))
+    (kind,) = (
+        value
+        for value in vars(module).values()
+        if getattr(value, "fixed", None) and value.__module__ == module.__name__
+    )
     return kind
 
 
@@ -56,7 +66,7 @@ def sequence(ratio: Tensor) -> Tensor:
     return ratio.log().mean().exp()
 
 
-NAIVE = {
+NAIVE: dict[str, Callable[[Tensor, Tensor, float, Tensor, float], Tensor]] = {
     "cispo": lambda new, ratio, a, chosen, share: (ratio.detach().clamp(max=5.0) * a * new).sum() * share,
     "gmpo": gmpo,
     "gspo": lambda new, ratio, a, *_: surrogate(sequence(ratio), a, 3e-4, 4e-4),
@@ -90,24 +100,41 @@ def random_batches(count: int) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         generator = torch.Generator().manual_seed(seed)
         lengths = torch.randint(1, 9, (ROWS,), generator=generator).tolist()
         mask = length_mask(lengths, 10)
-        logps, noise, entropy = torch.rand(3, ROWS, 10, generator=generator, dtype=torch.float64)
+        logps, noise, entropy = (torch.rand(ROWS, 10, generator=generator, dtype=torch.float64) for _ in range(3))
         logps = -3 * logps * mask
+        distance = [0.0, 1e-3, 0.1, 0.5, 4.0][seed % 5]
         advantages = torch.randn(ROWS, generator=generator, dtype=torch.float64)
         advantages[-1] = 0.0
-        inputs = {"completion_mask": mask, "advantages": advantages, "entropy": entropy * mask}
-        inputs["num_items_in_batch"] = mask.sum()
-        if distance := [0.0, 1e-3, 0.1, 0.5, 4.0][seed % 5]:
+        inputs = {
+            "completion_mask": mask,
+            "completion_ids": torch.ones_like(mask),
+            "prompt_ids": torch.ones(ROWS, 1, dtype=torch.long),
+            "prompt_mask": torch.ones(ROWS, 1, dtype=torch.long),
+            "advantages": advantages,
+            "entropy": (entropy * mask).float().double(),  # TRL compares in float32
+            "num_items_in_batch": mask.sum(),
+        }
+        if distance:
             inputs["old_per_token_logps"] = logps + distance * (noise - 0.5)
         yield logps.requires_grad_(), inputs
 
 
-def loss_and_gradient(file: str, logps: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Of a trainer that has only what its loss reads."""
-    kind = kind_of(file)
+def without_model(kind: Any, **values: Any) -> Any:
+    """A trainer that has what its loss reads."""
     trainer = kind.__new__(kind)
-    one_process = SimpleNamespace(gather=lambda tensor: tensor, pad_across_processes=lambda tensor, **_: tensor)
-    trainer.__dict__ |= {"accelerator": one_process, "settings": kind.Settings(), "losses": lambda: 1}
-    trainer.__dict__ |= {"epsilon_low": 0.2, "epsilon_high": 0.28}
+    accelerator = SimpleNamespace(
+        num_processes=1,
+        gather=lambda tensor: tensor,
+        reduce=lambda tensor, reduction: tensor,
+        pad_across_processes=lambda tensor, **_: tensor,
+    )
+    trainer.__dict__.update({"accelerator": accelerator, "model": SimpleNamespace(training=True), **EPSILON, **values})
+    return trainer
+
+
+def loss_and_gradient(file: str, logps: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    kind = kind_of(file)
+    trainer = without_model(kind, settings=kind.Settings(), losses=lambda: 1)
     loss, measured = trainer.objective(logps, inputs["entropy"], inputs)
     assert measured.entropy.shape == (ROWS,)
     (gradient,) = torch.autograd.grad(loss, logps)
@@ -121,9 +148,9 @@ def test_loss_and_gradient_are_those_of_the_formula(file: str) -> None:
         expected = naive_loss(file, logps, inputs)
         (expected_gradient,) = torch.autograd.grad(expected, logps)
         loss, gradient = loss_and_gradient(file, logps, inputs)
-        torch.testing.assert_close(loss, expected.detach(), atol=1e-6, rtol=1e-6)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
-        moved += bool(gradient.any())
+        moved += int(gradient.abs().sum() > 0)
     assert moved >= 80
 
 
@@ -139,19 +166,79 @@ def test_one_update_a_generation_is_grpo_or_dapo(file: str) -> None:
         torch.testing.assert_close(gradient, -inputs["advantages"][:, None] * mask / each)
 
 
+OF_TRL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # class, attributes, fields of its arguments
+    "cispo": ("GRPOTrainer", {"loss_type": "cispo", "epsilon_high": 5.0}, {}),
+    "gmpo": ("experimental.gmpo.GMPOTrainer", {"epsilon_low": 0.4, "epsilon_high": 0.4}, {}),
+    "gspo": ("GRPOTrainer", {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}, {}),
+    "high_entropy": ("GRPOTrainer", {"top_entropy_quantile": 0.2}, {}),
+    "luspo": (
+        "GRPOTrainer",
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 2e-3, "epsilon_high": 2.5e-3},
+        {},
+    ),
+    "off_policy_mask": ("GRPOTrainer", {"off_policy_mask_threshold": 0.5}, {}),
+    "rloo": ("RLOOTrainer", {"epsilon_high": 0.2}, {}),
+    "sapo": ("GRPOTrainer", {"loss_type": "sapo"}, {}),
+    "two_sided": ("GRPOTrainer", {}, {"delta": 4.0}),
+    "vespo": ("GRPOTrainer", {"loss_type": "vespo"}, {}),
+}
+IN_ARGUMENTS = ("delta", "sapo_temperature_pos", "sapo_temperature_neg", "steps_per_generation")
+VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+GRPO = {
+    "loss_type": "grpo",
+    "importance_sampling_level": "token",
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "beta": 0.0,
+    "use_vllm": False,
+    "vllm_importance_sampling_correction": False,
+    "aux_loss_enabled": False,
+    "_entropy_bonus_enabled": False,
+    "current_gradient_accumulation_steps": 1,
+}
+
+
+@pytest.mark.skipif(
+    Version(trl.__version__) < Version("1.16"), reason="the peer is TRL 1.16: make test-backend BACKEND=trl"
+)
+@pytest.mark.parametrize("file", OF_TRL)
+def test_loss_and_gradient_are_those_of_trl(file: str) -> None:
+    name, attributes, of_arguments = OF_TRL[file]
+    place, _, name = name.rpartition(".")
+    kind = getattr(importlib.import_module(f"trl.{place}" if place else "trl"), name)
+    defaults = trl.GRPOConfig("unused", use_cpu=True, bf16=False)
+    arguments = {field: getattr(defaults, field) for field in (*IN_ARGUMENTS, *VESPO)} | {"steps_per_generation": 1}
+    for logps, inputs in random_batches(100):
+        args = SimpleNamespace(**arguments | of_arguments, use_bias_correction_kl=False)
+        peer = without_model(kind, **GRPO | attributes, args=args, _metrics={"train": defaultdict(list)})
+        scores = logps, inputs["entropy"], None
+        peer._get_per_token_logps_and_entropies = lambda *_, scores=scores, **__: scores
+        if file == "rloo":
+            old = inputs.get("old_per_token_logps", logps.detach())
+            inputs["old_logps"] = (old * inputs["completion_mask"]).sum(1)
+        expected = peer._compute_loss(None, inputs)
+        (expected_gradient,) = torch.autograd.grad(expected, logps)
+        loss, gradient = loss_and_gradient(file, logps, inputs)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("file", NAIVE)
 def test_two_steps_on_one_generation(file: str, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tiny model, on policy and off: the loss that is trained is that of the naive reference."""
-    trained, naive = [], []
+    seen: list[tuple[float, float]] = []
 
     class Watched(CannedGRPO, kind_of(file)):  # type: ignore[misc]
         def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> Any:
             found = super().objective(logps, token_entropy, inputs)
-            trained.append(found[0].item())
-            naive.append(naive_loss(file, logps.double(), inputs | {"entropy": token_entropy}).item())
+            expected = naive_loss(file, logps.double(), inputs | {"entropy": token_entropy})
+            seen.append((found[0].item(), expected.item()))
             return found
 
     monkeypatch.setitem(TRAINERS, "mine", Watched)
     high = {} if "epsilon_high" in Watched.fixed else {"epsilon_high": 0.28}
-    build("mine", num_iterations=2, max_steps=2, **high).train()
-    assert len(trained) == 2 and trained == pytest.approx(naive, rel=1e-4, abs=1e-5)
+    trainer = build("mine", num_iterations=2, max_steps=2, **high)
+    trainer.train()
+    assert len(seen) == 2
+    for found, expected in seen:
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
