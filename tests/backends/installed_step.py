@@ -24,8 +24,8 @@ def count_vowels(completions: list[str], **columns: Any) -> list[float]:
     return [float(sum(letter in "aeiou" for letter in completion)) for completion in completions]
 
 
-def train(library: Any, directory: str) -> int:
-    """How many tensors one step changes, of ``library.GTPOTrainer``."""
+def train(library: Any, directory: str) -> list[str]:
+    """The tensors that one step changes, of ``library.GTPOTrainer``."""
     args = library.GTPOConfig(
         directory,
         max_steps=1,
@@ -46,12 +46,12 @@ def train(library: Any, directory: str) -> int:
     trainer = library.GTPOTrainer(model, count_vowels, args=args, train_dataset=prompts, processing_class=tokenizer)
     before = {name: weights.clone() for name, weights in model.state_dict().items()}
     trainer.train()
-    return sum(not torch.equal(weights, before[name]) for name, weights in model.state_dict().items())
+    changed = [name for name, weights in model.state_dict().items() if not torch.equal(weights, before[name])]
+    assert changed, f"{library.__name__} trained nothing"
+    return changed
 
 
 for library in (gtpo, gtpo_trl):
-    trained = train(library, f"outputs/{library.__name__}")
-    assert trained, f"{library.__name__} trained nothing"
-    print(library.__name__, trained, "tensors trained")
+    print(library.__name__, len(train(library, f"outputs/{library.__name__}")), "tensors trained")
 for module in (gtpo, gtpo_loss):
     assert REPOSITORY not in Path(module.__file__ or "").parents[:2], f"{module.__file__} is not the installed one"

@@ -154,7 +154,8 @@ def train(start: RunScript, work: Path) -> Train:
     @functools.cache
     def trained(case: Case) -> Path:
         run = work / "-".join(case)
-        start(run, case, *CASES[case])
+        done = start(run, case, *CASES[case])
+        run.with_suffix(".log").write_text(done.stdout + done.stderr)
         return run
 
     return trained
@@ -182,17 +183,21 @@ def test_rollouts_follow_the_adapter(case: Case, train: Train) -> None:
     assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
     before = adapter_of(run / f"checkpoint-{STEPS // 2}")
     after = adapter_of(run / "adapter")
-    assert {weight.dtype for weight in after.values()} == {torch.float32}
-    assert not any(torch.equal(weight, before[name]) for name, weight in after.items())
+    assert all(
+        weight.dtype == torch.float32 and not torch.equal(weight, before[name]) for name, weight in after.items()
+    )
 
 
 def test_16_bit_weights_train_by_one_flag(start: RunScript, work: Path) -> None:
     """In 16 bits trainer and sampler differ as in 4; in float32 by rounding."""
-    for precision, most in MAX_GAP.items():
-        run = work / f"16-bit-{precision}"
-        start(run, ("llama", precision), *BRIEF, "--load_in_4bit=false")
-        assert all(0 < gap <= most for gap in gaps_of(run)), gaps_of(run)
+    for case, flags in ((LLAMA, BRIEF), (("llama", "bfloat16"), BRIEF)):
+        run = work / f"16-bit-{case[1]}"
+        start(run, case, *flags, "--load_in_4bit=false")
+        assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
         assert read_settings(run / "config.yaml")["load_in_4bit"] is False
+        before = adapter_of(run / f"checkpoint-{STEPS // 2}")
+        after = adapter_of(run / "adapter")
+        assert not same_weights(before, after)
 
 
 def test_a_prequantized_model_trains_the_same(train: Train) -> None:
@@ -204,6 +209,9 @@ def test_a_run_leaves_everything(train: Train) -> None:
     run = train(LLAMA)
     assert len(read_json(run / "initial_entropy.json")["per_prompt"]) == 100
     assert list(run.glob("wandb/offline-run-*/*.wandb"))
+    best = max(metrics_of(run), key=lambda line: line["reward"])["step"]  # the first of equally good ones
+    assert read_json(run / "best" / "best.json")["step"] == best
+    assert same_weights(adapter_of(run / "best"), adapter_of(run / "adapter")) == (best == STEPS)
 
 
 @pytest.mark.parametrize("case", [LLAMA, QWEN], ids="-".join)
@@ -244,11 +252,8 @@ def killed(start: RunScript, work: Path) -> Path:
     return run
 
 
-Resume = Callable[..., tuple[Path, Ended]]
-
-
 @pytest.fixture
-def resume(killed: Path, work: Path, script: RunScript, tmp_path: Path) -> Resume:
+def resume(killed: Path, work: Path, script: RunScript, tmp_path: Path) -> Callable[..., tuple[Path, Ended]]:
     """Resume a copy of the killed run; options as of ``ScriptServer.run``."""
 
     def resume(**options: Any) -> tuple[Path, Ended]:
@@ -259,6 +264,9 @@ def resume(killed: Path, work: Path, script: RunScript, tmp_path: Path) -> Resum
         return run, script(work, "train_gtpo.py", "--resume", str(run), REWARD, **options)
 
     return resume
+
+
+Resume = Callable[..., tuple[Path, Ended]]
 
 
 def test_a_killed_run_resumes_to_the_same_bits(train: Train, resume: Resume) -> None:
@@ -301,12 +309,17 @@ def test_evaluation_on_the_4_bit_base(train: Train, script: RunScript, run_scrip
     assert equal(("vllm", "base"), ("vllm", "adapter")) <= 1
 
 
+# The arguments of the engine
+
+
 # First light: benchmarks/first_light.py in miniature
 
 
-def test_every_stage_runs_in_miniature(
+@pytest.fixture
+def light(
     script: RunScript, run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[..., Any]:
+    """``light(*stages, before="")`` runs stages, with a fault in every process that trains: {stage: entry}."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import first_light
 
@@ -314,9 +327,19 @@ def test_every_stage_runs_in_miniature(
         done = (script if needs_packages else run_script)(directory, str(path), *argv, before=before, code=None)
         return done.code, done.stdout + done.stderr
 
-    bench = first_light.Bench("cpu", tmp_path, launch)
-    stages = first_light.first_light(bench, tmp_path / "report" / "cpu.json")["stages"]
+    def run(*stages: str, before: str = "") -> Any:
+        bench = first_light.Bench("cpu", tmp_path, launch, before)
+        return first_light.first_light(bench, tmp_path / "report" / "cpu.json", stages, say=said.append)["stages"]
+
+    said: list[str] = []
+    run.said = said  # type: ignore[attr-defined]
+    return run
+
+
+def test_every_stage_runs_in_miniature_once(light: Any, tmp_path: Path) -> None:
+    stages = light()
     assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(stages, "passed"), stages
+    assert read_json(tmp_path / "report" / "cpu.json")["stages"] == stages
     cosines = {name: found["cosine"] for name, found in stages["gradient"]["numbers"].items()}
     assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
@@ -326,3 +349,6 @@ def test_every_stage_runs_in_miniature(
     lengths = {"gsm8k": 6, "math": 10, "longest": 12, "group": 6, "transformers": 12, "trl": 12}
     assert {name: stages[f"step_{name}"]["numbers"]["longest"] for name in lengths} == lengths
     assert stages["evaluation"]["numbers"]["targets"] == 2
+    light.said.clear()
+    assert light() == stages
+    assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, run_process
+from helpers.scripts import ROOT
 from safetensors.torch import load_file, save_file
 
 from gtpo.evaluation.storage import read_completions
@@ -65,11 +65,13 @@ def where_vllm_has_the_attention(test: Callable[..., None]) -> Callable[..., Non
 
 @where_vllm_has_the_attention
 def test_vllm_samples_what_transformers_samples(
-    cpu_engine: None, adapters: list[Path], here: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, adapters: list[Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import evaluate
     from gtpo.evaluation import sampling
 
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setitem(os.environ, name, value)
     engines = []
 
     def load_once(*arguments: object) -> object:
@@ -253,7 +255,8 @@ def train_with_two_processes(model: Path, directory: Path, *flags: str, script: 
     argv = [sys.executable, *launch.split(), str(script), "--backend", "transformers"]
     argv += ["--model", str(model), *FLAGS.split(), *flags]
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    run_process(argv, cwd=directory, env=environment)
+    done = subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
     found = gaps_of(directory / "run")
     assert min(found) > 0 and max(found) < MAX_GAP
 
@@ -281,7 +284,7 @@ def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkey
 
 
 def test_vllm_looks_the_tuned_block_sizes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a written shape its own, without a file vLLM's default."""
+    """Of a written shape its own, of another the nearest, without a file vLLM's default."""
     from vllm.lora.ops.triton_ops.utils import get_lora_op_configs, load_lora_op_config
 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
@@ -303,4 +306,5 @@ def test_vllm_looks_the_tuned_block_sizes_up(tmp_path: Path, monkeypatch: pytest
         configs.setdefault(case, {"block_m": 1000 + number})
     write(tmp_path, "NVIDIA_H100_80GB", configs)
     assert (block_m("shrink", 12, 4096, 128, 3), block_m("expand", 12, 4096, 128, 3)) == (1000, 1001)
+    assert (block_m("shrink", 9, 4000, 64, 2), block_m("expand", 13, 14000, 64, 2)) == (1004, 1005)
     assert (block_m("shrink", 12, 14336, 128, 1), block_m("shrink", 12, 4096, 128, 1)) == (1006, 1002)

@@ -17,7 +17,7 @@ import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 OUT = Path(sys.argv[1]) / "trl-internal-testing"
-CHECKOUT = Path(sys.argv[2])
+CHECKOUT = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 LINES = [
@@ -82,25 +82,23 @@ REWARDS = {
 }
 
 
-def ids_of(made: tf.PreTrainedTokenizerFast) -> dict[str, int | None]:
-    return {"pad_token_id": made.pad_token_id, "eos_token_id": made.eos_token_id, "bos_token_id": None}
-
-
 def build(name: str, family: str, sizes: dict, template: str, suffix: str, **more: object) -> None:
     made = tokenizer(template)
     torch.manual_seed(len(name))
-    kind = getattr(tf, f"{family}Config")
-    config = kind(vocab_size=len(made), tie_word_embeddings=False, **sizes, **ids_of(made), **more)
+    ids = {"pad_token_id": made.pad_token_id, "eos_token_id": made.eos_token_id, "bos_token_id": None}
+    config = getattr(tf, f"{family}Config")(vocab_size=len(made), tie_word_embeddings=False, **sizes, **ids, **more)
     model = getattr(tf, f"{family}{suffix}")(config)
     with torch.no_grad():
         for parameter in model.parameters():  # enough spread that rewards and gradients are not rounding
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.3)
-    for part in (model, made):
-        part.save_pretrained(OUT / name)
+    model.save_pretrained(OUT / name)
+    made.save_pretrained(OUT / name)
 
 
 def remote_code() -> None:
+    if CHECKOUT is None or not (CHECKOUT / "scripts").is_dir():
+        return
     folder, code = OUT / "tiny-RemoteForCausalLM", CHECKOUT / "scripts/generate_tiny_models/for_causal_lm/_remote_code"
     sys.path.insert(0, str(code.parent))
     from _remote_code import configuration_remote, modeling_remote
@@ -108,7 +106,8 @@ def remote_code() -> None:
     made = tokenizer("qwen2_5")
     configuration_remote.RemoteConfig.register_for_auto_class()
     modeling_remote.RemoteForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-    config = configuration_remote.RemoteConfig(vocab_size=len(made), **DENSE, **ids_of(made))
+    ids = {"pad_token_id": made.pad_token_id, "eos_token_id": made.eos_token_id, "bos_token_id": None}
+    config = configuration_remote.RemoteConfig(vocab_size=len(made), **DENSE, **ids)
     modeling_remote.RemoteForCausalLM(config).save_pretrained(folder)
     made.save_pretrained(folder)
     for file in code.glob("*_remote.py"):
@@ -116,16 +115,18 @@ def remote_code() -> None:
 
 
 def dataset() -> None:
-    head = "---\nconfigs:\n"
-    for kind in ("standard_prompt_only", "conversational_prompt_only"):
-        head += f"- config_name: {kind}\n  data_dir: {kind}\n"
-        (OUT / "zen" / kind).mkdir(parents=True, exist_ok=True)
+    folder, kinds = OUT / "zen", {}
+    kinds["standard_prompt_only"] = lambda line: {"prompt": line}
+    kinds["conversational_prompt_only"] = lambda line: {"prompt": [{"role": "user", "content": line}]}
+    head = ["---", "configs:"]
+    for kind, row in kinds.items():
+        head += [f"- config_name: {kind}", "  data_files:"]
+        (folder / kind).mkdir(parents=True, exist_ok=True)
         for split, lines in (("train", LINES), ("test", TEST_LINES)):
-            turns = [[{"role": "user", "content": line}] for line in lines]
-            prompts = lines if kind == "standard_prompt_only" else turns
-            rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-            (OUT / "zen" / kind / f"{split}.jsonl").write_text(rows)
-    (OUT / "zen" / "README.md").write_text(f"{head}---\n")
+            path = folder / kind / f"{split}.jsonl"
+            path.write_text("".join(json.dumps(row(line)) + "\n" for line in lines))
+            head += [f"  - split: {split}", f"    path: {kind}/{split}.jsonl"]
+    (folder / "README.md").write_text("\n".join([*head, "---", ""]))
 
 
 if __name__ == "__main__":
