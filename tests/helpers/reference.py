@@ -230,6 +230,25 @@ def naive_grpo_loss(
     return math.fsum(terms), gradients, math.fsum(kls) / max(len(kls), 1)
 
 
+def plain_gtpo_loss(
+    logps: Tensor,
+    token_entropy: Tensor,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    delta: Tensor,
+    gamma: float,
+    old_logps: Tensor | None = None,
+) -> Tensor:
+    """-J of Eq. 11 in a few lines, differentiable, every operation in the dtype of ``logps``."""
+    mask = completion_mask.to(logps.dtype)
+    lengths = mask.sum(-1).clamp(min=1)
+    entropy = ((token_entropy * mask).sum(-1) / lengths).detach()
+    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
+    per_row = (ratio * weights.to(logps.dtype) * mask).sum(-1) / lengths
+    return -(delta.to(logps.dtype) * (advantages.to(logps.dtype) - gamma * entropy) * per_row).mean()
+
+
 # --- the head --------------------------------------------------------------------------------------------------------
 
 
