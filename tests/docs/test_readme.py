@@ -1,26 +1,99 @@
-"""The README: short, and with the numbers of the stored demo. Its commands: tests/docs/test_docs_commands.py."""
+"""Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
+import itertools
 import re
+import shlex
+import sys
+from pathlib import Path
 
 from helpers.files import read_json
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, RunScript, run_process
+from pytest import TempPathFactory, fixture, mark
 
 README = (ROOT / "README.md").read_text()
+BASH = [
+    line.partition(" #")[0].strip()
+    for block in re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+SMALL = "--max_steps 2 --lora_rank 4 --G 4 --max_completion_length 12 --prompts_per_step 1"
+MAX_LINES, MAX_COLUMNS = 115, 95
+NEEDS_HUB = {"llama", "smol"}  # and a GPU, or minutes
 
 
 def test_the_demo_in_the_readme_is_the_stored_one() -> None:
     stored = read_json(ROOT / "results/demo/summary.json")
-    shown = re.findall(r"^  (\w+) +\(%\)  (\w+) +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
-    assert len(shown) == 4
-    for name, way, *numbers in shown:
-        expected = [f"{stored[f'{name}_{when}_{way}']:.1f}" for when in ("before", "after")]
-        assert numbers == expected
+    for name, way in itertools.product(("accuracy", "formatting"), ("greedy", "sampled")):
+        (numbers,) = re.findall(rf"^  {name} +\(%\)  {way} +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
+        assert [float(number) for number in numbers] == [
+            round(stored[f"{name}_{when}_{way}"], 1) for when in ("before", "after")
+        ]
+
+
+@fixture(scope="module")
+def folder(tmp_path_factory: TempPathFactory) -> Path:
+    """A working directory with the data that the README names."""
+    folder = tmp_path_factory.mktemp("readme")
+    rows = "prompt,answer\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n"
+    for name in ("my_train.csv", "my_test.csv"):
+        (folder / name).write_text(rows)
+    for name in ("configs", "examples", "results"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def small(words: list[str], data_dir: Path) -> list[str]:
+    """The flags that make a command short, or a dry run where it needs more than this machine."""
+    if words[0] == "reproduce.py":
+        return ["--list"]
+    if "--compare" in words:
+        return []  # of the scores that the line before stored
+    if words[0] == "evaluate.py":
+        return ["--limit", "1", "--max_new_tokens", "4", "--data_dir", str(data_dir)]
+    if NEEDS_HUB.intersection(words):
+        return ["--dry_run", "--data_dir", str(data_dir)]
+    return shlex.split(SMALL)
+
+
+@mark.slow
+@mark.parametrize("line", [line for line in BASH if line.startswith("python ") and "-m study" not in line])
+def test_every_script_runs_as_the_readme_calls_it(
+    line: str, folder: Path, data_dir: Path, run_script: RunScript
+) -> None:
+    for trained in (folder / "outputs").glob("gtpo-tiny-arithmetic-*"):  # the run of the first line
+        line = line.replace("outputs/demo/gtpo", str(trained))
+    words = shlex.split(line.replace("Qwen/Qwen2.5-0.5B-Instruct", "tiny"))[1:]
+    if words[0] == "-m":
+        assert "--- base model (" in run_process([sys.executable, *words, "--max_new_tokens", "4"]).stdout
+        return
+    flags = small(words, data_dir)
+    ended = run_script(folder, *words, *flags)
+    if "--compare" in words:
+        assert "Difference" in ended.stdout
+    elif "--dry_run" in flags:
+        assert "training rows" in ended.stdout and "GiB" in ended.stdout
+    elif words[0].startswith("train_"):
+        method = words[0][len("train_") : -len(".py")]
+        assert list((folder / "outputs").glob(f"{method}*/adapter/adapter_model.safetensors"))
+        suggested = re.findall(r"Evaluate: python (.+)", ended.stderr)
+        assert len(suggested) == 1  # the next command that a run prints
+        for command in suggested if "my_" not in line else []:  # whose my_test.csv another line names
+            words = [*shlex.split(command), "--k", "1", "--output_dir", "scored"]
+            scored = run_script(folder, *words, *small(words, data_dir))
+            assert "Pass@k" in scored.stdout
+    elif words[0] == "evaluate.py":
+        assert "Pass@k (%)" in ended.stdout and "Maj@k (%)" in ended.stdout
+        assert ("minus base" in ended.stdout) == ("--runs" in words)
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 115
+    lines = README.splitlines()
+    assert len(lines) <= MAX_LINES
+    prose = [line for line in lines if not line.startswith(("!", "[![", "Not published"))]
+    assert max(map(len, prose)) <= MAX_COLUMNS, max(prose, key=len)
 
 
-def test_the_readme_names_no_machine() -> None:
-    """Neither its paths nor the host of its package index."""
+def test_the_readme_speaks_of_the_project_alone() -> None:
+    """No paths of a machine, and no hosts of a package index."""
     assert not re.findall(r"/(?:work|tmp|home|root|mnt)/|\.local\b|simple/|index-url", README)

@@ -172,7 +172,7 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
 
 @pytest.mark.parametrize(("name", "before"), [("max_steps", 3), ("num_generations", 99), ("model", "smol")])
 def test_a_run_with_other_settings_is_refused(name: str, before: Any, sandbox: Any) -> None:
-    """It would be kept, or resumed, with its own settings; gamma is no setting of the matrix."""
+    """Otherwise it would be kept, or resumed. The matrix does not set gamma."""
     run = experiment(MATRIX, "tiny", "gtpo-g8", 1)
     run.run.check_settings(run.settings)  # not there yet
     resolved = {"gamma": 7.5} | {name_of(key): value for key, value in run.settings.items()}
