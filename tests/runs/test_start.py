@@ -52,7 +52,8 @@ def start(directory: Path, *argv: str) -> str | None:
 # ---- start ----
 
 
-def test_new_run_stores_settings_and_environment(run: Path, monkeypatch: MonkeyPatch) -> None:
+def test_new_run_stores_settings_and_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    run = tmp_path / "outputs" / "run"  # a fresh clone has no outputs/
     with monkeypatch.context() as patched:
         patched.setattr("gtpo.runs.start.write_atomically", lambda path, content: None)
         start(run)
