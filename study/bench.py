@@ -258,6 +258,11 @@ def known_comparison(name: str, directory: Path | None = None, arms: Words = ())
     return Comparison(name, spec | own, directory, is_own=True)
 
 
+def stored_comparison(name: str) -> Comparison:
+    """The same of the runs in results/ alone: what is below outputs/ is another state, or not rounded."""
+    return known_comparison(name, known_comparison(name).results)
+
+
 def known_comparisons() -> Row:
     """Name -> keys of the comparisons of study/experiments.yaml."""
     experiments = read_experiments()

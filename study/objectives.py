@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gtpo.files import write_atomically
 from gtpo.reports.curves import add_legend, grid
 from study import Row, Values
-from study.bench import Arm, Base, known_comparison
+from study.bench import Arm, Base, stored_comparison
 from study.compare import every_found, page_values, primary_rows, table_of
 from study.rendering import render
 
@@ -27,7 +27,7 @@ class Condition(NamedTuple):
 
 def conditions_of(name: str, updates: str) -> tuple[list[Condition], Row]:
     """The conditions of a stored comparison, and the values of its table."""
-    comparison = known_comparison(name)
+    comparison = stored_comparison(name)
     every = every_found(comparison)
     primary = primary_rows(comparison, every)
     found = []

@@ -19,7 +19,7 @@ from paper.figures import draw_all
 from paper.matrix import RUNS, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
 from paper.results import METRICS_FILE, Results, read_results
 from study import Row, Seeds, Values
-from study.bench import Comparison, known_comparison, known_comparisons, read_experiments
+from study.bench import Comparison, known_comparison, known_comparisons, read_experiments, stored_comparison
 from study.claims import NOT_COUNTED, SIZES, SMALL, check, read_claims
 from study.compare import every_found, pooled_row, write_figure
 from study.compare import write_page as write_comparison_page
@@ -84,7 +84,7 @@ def claim_values(results: Results, seeds: Seeds, window: int) -> Row:
 
 def smol_values(results: Results) -> Row:
     """SmolLM2: claims, thirds of the training by run and metric, scores, the share that the filter drops."""
-    comparison = known_comparison("smol")
+    comparison = stored_comparison("smol")
     runs: Row = {}
     for name in dict.fromkeys(name for name, _ in results.runs):
         seeds = results.seeds(name)
@@ -105,7 +105,7 @@ def means_over_bases(name: str) -> Row:
 
     The p of a primary measure is that of its distance from the planned bound.
     """
-    comparison = known_comparison(name)
+    comparison = stored_comparison(name)
     bounds = {primary["measure"]: primary.get("above", 0.0) for primary in comparison.primary}
     every = every_found(comparison)
     rows = {}
@@ -165,7 +165,7 @@ def write_page(matrix: Matrix) -> list[Path]:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     written = draw_all(matrix, names, "tiny", found["tiny"], DIRECTORY, ["png"])[0]
     if found["smol_comparison"].runs:
-        comparison = known_comparison("smol")
+        comparison = stored_comparison("smol")
         written.append(comparison.results / "smol.png")
         write_figure(comparison, every_found(comparison), written[-1])
     summary = summarize(matrix, found)
@@ -173,7 +173,7 @@ def write_page(matrix: Matrix) -> list[Path]:
     for template, page in PAGES.items():
         write_atomically(page, page_of(summary, template))
     for name in read_experiments()["comparisons"]:
-        comparison = known_comparison(name)
+        comparison = stored_comparison(name)
         if any(comparison.results.glob(f"*/{METRICS_FILE}")):
             written += write_comparison_page(comparison, comparison.results, f"python -m study compare {name}")
     written += write_objectives()

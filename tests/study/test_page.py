@@ -11,7 +11,7 @@ from helpers.runs import fake_run, write_results
 from gtpo.files import CONFIGS
 from paper.matrix import RUNS, experiments_of, load_matrix
 from paper.results import read_results
-from study.page import DIRECTORY, FINDINGS, METRICS, PAGES, PLACES, README, fill, page_of, summarize
+from study.page import DIRECTORY, FINDINGS, METRICS, PAGES, PLACES, README, fill, means_over_bases, page_of, summarize
 from study.storage import only, read_origins, store
 
 ROOT = CONFIGS.parent
@@ -36,6 +36,14 @@ def test_finished_runs_are_condensed_and_kept(here: Path) -> None:
         }
         assert stored.scored("gtpo-g8", "arithmetic")["pass@1"].to_dict() == {1: 50.0, 2: 50.0}
         shutil.rmtree(RUNS, ignore_errors=True)
+
+
+def test_a_run_that_is_not_stored_enters_no_page(here: Path) -> None:
+    Path("results").symlink_to(ROOT / "results")
+    expected = means_over_bases("early")
+    rows = [{"step": step, "accuracy": 100.0} for step in range(1, 21)]
+    fake_run(Path("outputs/study/early/smol-early/grpo-3e-4-s741"), rows=rows, saved=["adapter"])
+    assert means_over_bases("early") == expected
 
 
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
