@@ -6,11 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import math
-import os
 import reprlib
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,29 +30,7 @@ NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that
 OF_RUNS: dict[str, list[str]] = TABLES["of_runs"]
 OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
-
-_calls: Counter[int] = Counter()  # process -> calls of a user's code that it is in; a fork of one may exit
-_exit = os._exit
-
-
-def _exit_outside_calls(code: int) -> None:
-    """``os._exit``, an error inside a user's code: the run would end with its exit code, 0 too, and no message."""
-    if _calls[os.getpid()]:
-        raise SystemExit(f"os._exit({code})")
-    _exit(code)
-
-
-os._exit = _exit_outside_calls  # type: ignore[assignment]
-
-
-@contextmanager
-def _users_code() -> Iterator[None]:
-    process = os.getpid()
-    _calls[process] += 1
-    try:
-        yield
-    finally:
-        _calls[process] -= 1
+OURS = str(Path(__file__).parents[1])
 
 
 def load_rewards(
@@ -110,8 +86,7 @@ def import_named(name: str, known: Known, noun: str) -> Reward:
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     is_file = path.is_file() or module.endswith(".py")
     try:
-        with _users_code():
-            found = _import_file(path) if is_file else importlib.import_module(module)
+        found = _import_file(path) if is_file else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
@@ -181,13 +156,12 @@ class CheckedReward:
         """Raise an error of the function as a RunError that names it, or keep it."""
         self.failure = None
         try:
-            with _users_code():
-                yield
+            yield
         except RunError as error:
             self.failure = error
         except (Exception, SystemExit) as error:
             hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
-            what = f"raised {type(error).__name__}: {first_line(error)}{hint} ({_place_of(error)})"
+            what = f"raised {type(error).__name__}: {first_line(error)}{hint} ({place_of(error)})"
             self.failure = self._error(what)
             self.failure.__cause__ = error
         if self.failure:
@@ -221,14 +195,11 @@ class _CheckedAsyncReward(CheckedReward):
         return self._for_trl()
 
 
-def _place_of(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """File and line of a user's function where it raised, not of what it calls."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    place = ""
-    for frame in frames:
-        if frame.filename == frames[0].filename:
-            place = f"{Path(frame.filename).name}, line {frame.lineno}"
-    return place
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:

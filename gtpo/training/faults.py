@@ -6,15 +6,12 @@ The processes of a run see a fault at different times, so they agree before they
 import json
 import logging
 import math
-import random
 import signal
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
@@ -104,7 +101,8 @@ class StopOnNonFinite(TrainerCallback):
         if not any_process(bool(failed), args.device):
             return
         name = failed[0] if failed else "on another process"
-        batches = getattr(self.trainer, "_buffered_inputs", None) or []  # SFT has none
+        recorder = getattr(self.trainer, "recorder", None)  # SFT has none
+        batches = recorder.inputs if recorder else []
         raise non_finite_error(f"{what} ({name})", self.trainer, batches)
 
 
@@ -197,18 +195,13 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
 
 
 def save_finished_step(trainer: Any) -> str:
-    """Write the checkpoint of the last finished step, as if it had been its turn, within the next; how to continue."""
+    """Write the checkpoint of the last finished step, with the random numbers of the next one; how to continue."""
     run = RunDirectory(trainer.args.output_dir)
-    for callback in trainer.callback_handler.callbacks:
-        if (
-            isinstance(callback, CompleteCheckpoints)
-            and callback.random
-            and damage(run.checkpoint(trainer.state.global_step)) is not None
-        ):
-            for restore in callback.random:
-                restore()
-            trainer._save_checkpoint(trainer.model, trial=None)
-            trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+    step = trainer.state.global_step
+    completes = any(isinstance(callback, CompleteCheckpoints) for callback in trainer.callback_handler.callbacks)
+    if completes and step and damage(run.checkpoint(step)) is not None:
+        trainer._save_checkpoint(trainer.model, trial=None)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return how_to_continue(run, *CHANGED)
 
 
@@ -219,19 +212,7 @@ class CompleteCheckpoints(TrainerCallback):
     after the callbacks that write into a checkpoint.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.limit: int | None = None
-        self.random: list[Any] = []  # how each random state of the end of the last step is restored
-
-    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        self.random = [
-            partial(random.setstate, random.getstate()),
-            partial(np.random.set_state, np.random.get_state()),
-            partial(torch.set_rng_state, torch.get_rng_state()),
-        ]
-        if torch.cuda.is_initialized():
-            self.random.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    limit: int | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.limit = args.save_total_limit
@@ -241,9 +222,6 @@ class CompleteCheckpoints(TrainerCallback):
         if is_main_process():
             RunDirectory(args.output_dir).set_aside(state.global_step)  # what is there is not that of the next step
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
-        # TRL's SFTTrainer restarts the count at zero.
-        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
-        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if torch.distributed.is_initialized():

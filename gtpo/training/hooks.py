@@ -1,7 +1,7 @@
 """Calls of a user's ``objective`` and ``advantages``: errors name file and line, what is returned is checked."""
 
 import inspect
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +10,52 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.errors import RunError, last_line
+from gtpo.grading.user_functions import place_of
 from gtpo.training.batch import Trainer
 from gtpo.training.faults import save_finished_step
 from gtpo.training.record import Measured
 
+Method = Callable[..., Any]  # of a trainer, which a user's class may override
 
-class Hook:
-    """A method of a trainer that a user's class may override."""
 
-    def __init__(self, trainer: Trainer, name: str) -> None:
-        self.method = getattr(trainer, name)
-        self.function = inspect.unwrap(self.method)  # of the user, also where another class wraps it
-        self.code = self.function.__code__
+def _call(method: Method, *arguments: Any) -> Any:
+    try:
+        return method(*arguments)
+    except (torch.OutOfMemoryError, RunError):  # the first one names the batch size
+        raise
+    except Exception as error:
+        raise _error(method, f"raised {last_line(error)}", place_of(error)) from error
 
-    def call(self, *arguments: Any) -> Any:
-        try:
-            return self.method(*arguments)
-        except (torch.OutOfMemoryError, RunError):  # the first one names the batch size
-            raise
-        except Exception as error:
-            lines = [self.code.co_firstlineno]
-            for frame in traceback.extract_tb(error.__traceback__):
-                if frame.filename == self.code.co_filename:
-                    lines.append(int(frame.lineno or 0))
-            raise self.error(f"raised {last_line(error)}", lines[-1]) from error
 
-    def error(self, what: str, line: int | None = None) -> RunError:
-        place = f"{Path(self.code.co_filename).name}, line {line or self.code.co_firstlineno}"
-        return RunError(f"{self.function.__qualname__} ({place}) {what}.")
+def _error(method: Method, what: str, place: str = "") -> RunError:
+    function: Any = inspect.unwrap(method)  # of the user, also where another class wraps it
+    code = function.__code__
+    place = place or f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+    return RunError(f"{function.__qualname__} ({place}) {what}.")
 
-    def check(self, what: str, value: Any, shape: tuple[int, ...]) -> None:
-        if getattr(value, "shape", None) != shape:
-            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
-            raise self.error(f"returned {what} {found}: expected a tensor of shape {shape}")
+
+def _check(method: Method, what: str, value: Any, shape: tuple[int, ...]) -> None:
+    if getattr(value, "shape", None) != shape:
+        found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+        raise _error(method, f"returned {what} {found}: expected a tensor of shape {shape}")
 
 
 def call_objective(trainer: Trainer, logps: Tensor, *arguments: Any) -> tuple[Tensor, Measured]:
     """The loss and :class:`Measured` of a micro-batch; RunError if ``trainer.objective`` returns anything else."""
-    hook = Hook(trainer, "objective")
-    returned = hook.call(logps, *arguments)
+    method = trainer.objective
+    returned = _call(method, logps, *arguments)
     types = [type(value) for value in returned] if isinstance(returned, tuple) else [type(returned)]
     if types[1:] != [Measured]:
         found = ", ".join(kind.__name__ for kind in types)
-        raise hook.error(f"returned {found}: expected a pair, the loss and gtpo.Measured")
+        raise _error(method, f"returned {found}: expected a pair, the loss and gtpo.Measured")
     loss, measured = returned
     rows = tuple(logps.shape[:1])
-    hook.check("a loss", loss, ())
-    hook.check("Measured.entropy", measured.entropy, rows)
+    _check(method, "a loss", loss, ())
+    _check(method, "Measured.entropy", measured.entropy, rows)
     if measured.keep is not None:
-        hook.check("Measured.keep", measured.keep, rows)
+        _check(method, "Measured.keep", measured.keep, rows)
     for name, value in (measured.metrics or {}).items():
-        hook.check(f"the metric {name}", value, ())
+        _check(method, f"the metric {name}", value, ())
     return loss, measured
 
 
@@ -72,7 +67,7 @@ def call_advantages(trainer: Trainer, rewards: Tensor, group_size: int) -> Tenso
     advantages = rewards[:, 0]
     raised = []
     try:
-        advantages = _checked_advantages(Hook(trainer, "advantages"), rewards, group_size)
+        advantages = _checked_advantages(trainer.advantages, rewards, group_size)
     except RunError as error:
         raised.append(error)
     for message in gather_object([str(error).rstrip(".") for error in raised]):
@@ -81,12 +76,12 @@ def call_advantages(trainer: Trainer, rewards: Tensor, group_size: int) -> Tenso
     return advantages
 
 
-def _checked_advantages(hook: Hook, rewards: Tensor, group_size: int) -> Tensor:
-    found = hook.call(rewards.clone(), group_size)
-    hook.check("advantages", found, (len(rewards),))
+def _checked_advantages(method: Method, rewards: Tensor, group_size: int) -> Tensor:
+    found = _call(method, rewards.clone(), group_size)
+    _check(method, "advantages", found, (len(rewards),))
     advantages: Tensor = found.detach().to(rewards).masked_fill(rewards.isnan().all(1), 0.0)
     row = int(advantages.isfinite().int().argmin())
     if not advantages[row].isfinite():
         given = f"A_i = {advantages[row].item()} for the rewards {rewards[row].tolist()} (row {row + 1})"
-        raise hook.error(f"returned {given}: expected a finite number")
+        raise _error(method, f"returned {given}: expected a finite number")
     return advantages

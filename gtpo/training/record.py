@@ -43,6 +43,7 @@ class Recorder:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.unread: list[MicroBatch] = []  # of the current step, until the last one
+        self.inputs: list[Batch] = []  # of the last step
 
     @property
     def has_table(self) -> bool:
@@ -99,6 +100,7 @@ class Recorder:
     def _read(self) -> None:
         """Log the R M micro-batches of a step; every one of the R processes has to call it."""
         unread, self.unread = self.unread, []
+        self.inputs = [part.inputs for part in unread]
         packed = []  # for one gather and one transfer to the host
         for part in unread:
             scalars = torch.stack([*part.scalars.values()]).float()
