@@ -78,7 +78,7 @@ test-backend: export ONEDNN_MAX_CPU_ISA := AVX2
 # a compiled kernel for AVX-512 gives other values
 test-backend: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.pytest_cache/inductor-avx2
 test-backend: install
-	$(PYTEST) $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
+	$(PYTEST) -m "not slow" $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),newest)
 test-backend: .venv-newest/installed
 	.venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)

@@ -23,8 +23,6 @@ ROWS = [  # of three reward functions; a row without any, functions that never a
     *[[0.6, 1.0, 0.0], [0.6, 1.0, 0.0], [0.6, 1.0, 0.0], [0.6, 1.0, 0.0]],
 ]
 WEIGHTS = [1.0, 0.2, 3.0]
-SCALES = ["group", "batch", "none"]
-AGGREGATIONS = ["sum_then_normalize", "normalize_then_sum"]
 
 
 def given(rows: Any) -> Any:
