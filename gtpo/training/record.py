@@ -13,6 +13,7 @@ from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts
 from gtpo.training.faults import non_finite_error
 
+LOSS = "the loss"  # in a message
 TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
 
@@ -32,8 +33,8 @@ class Measured(NamedTuple):
 class MicroBatch(NamedTuple):
     """What a micro-batch of b rows has measured, on the device until its step is complete."""
 
-    scalars: Metrics  # the loss, then metrics by name; 0-d
-    rows: Tensor  # place among the rollouts, <H>_i and delta; (b, 3)
+    scalars: Metrics  # the loss and metrics, by name; 0-d
+    rows: Metrics  # place among the rollouts, <H>_i and delta, by name; (b,)
     inputs: Batch  # and what was computed from them: saved if the step fails
 
 
@@ -78,8 +79,8 @@ class Recorder:
         logps = logps.detach()
         entropy = measured.entropy
         keep = torch.ones_like(entropy) if measured.keep is None else measured.keep
-        rows = torch.stack([inputs["row"], entropy, keep], 1).float()
-        scalars = {"the loss": loss.detach()} | self._metrics_of(measured, logps, inputs)
+        rows = {"place": inputs["row"], "entropy": entropy, "delta": keep}
+        scalars = {LOSS: loss.detach()} | self._metrics_of(measured, logps, inputs)
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
         self.unread.append(MicroBatch(scalars, rows, saved))
         if trainer.accelerator.sync_gradients or not trainer.model.training:
@@ -101,33 +102,30 @@ class Recorder:
         """Log the R M micro-batches of a step; every one of the R processes has to call it."""
         unread, self.unread = self.unread, []
         self.inputs = [part.inputs for part in unread]
-        packed = []  # for one gather and one transfer to the host
-        for part in unread:
-            scalars = torch.stack([*part.scalars.values()]).float()
-            packed.append(torch.cat([scalars, part.rows.flatten()]))
-        gathered = self.trainer.accelerator.gather(torch.stack(packed)[None]).cpu().numpy()
-        names = [*unread[0].scalars]
-        count = len(names)
-        values = gathered[..., :count]  # (R, M, scalars)
-        rows = gathered[..., count:]  # (R, M, 3 b)
-        rows = rows.reshape(*rows.shape[:2], -1, 3)
-        self._check_finite(values[..., 0], rows[..., 1], unread)
-        self._complete_table(rows.reshape(-1, 3))
-        for column, name in enumerate(names[1:], start=1):
+        scalars = {name: self._gathered([part.scalars[name] for part in unread]) for name in unread[0].scalars}
+        rows = {name: self._gathered([part.rows[name] for part in unread]) for name in unread[0].rows}
+        self._check_finite(scalars.pop(LOSS), rows["entropy"], unread)
+        self._complete_table(rows)
+        for name, values in scalars.items():
             reduce = OVER_PROCESSES.get(name, np.mean)
-            for of_processes in values[..., column].T:
+            for of_processes in values.T:
                 measured = of_processes[~np.isnan(of_processes)]  # NaN: not measured there
                 if len(measured):
                     log_metrics(self.trainer, {name: float(reduce(measured))})
 
-    def _complete_table(self, rows: np.ndarray) -> None:
-        """Fill in what the loss has used; ``rows`` as those of a MicroBatch."""
+    def _gathered(self, parts: list[Tensor]) -> np.ndarray:
+        """One value, or one for each row, of the M micro-batches of all R processes. Shape (R, M) or (R, M, b)."""
+        return self.trainer.accelerator.gather(torch.stack(parts)[None].float()).cpu().numpy()
+
+    def _complete_table(self, rows: dict[str, np.ndarray]) -> None:
+        """Fill in what the loss has used; ``rows`` as those of a MicroBatch, (R, M, b) each."""
         extra = self.trainer._logs["extra"]
         if not self.has_table or not extra["entropy"]:  # TRL's table is not in a checkpoint between two updates
             return
-        for place, entropy, keep in rows.tolist():
-            extra["entropy"][int(place)] = entropy
-            extra["delta"][int(place)] = keep
+        places = rows["place"].astype(int).flatten()
+        for name in ("entropy", "delta"):
+            for place, value in zip(places, rows[name].flatten().tolist(), strict=True):
+                extra[name][place] = value
 
     def _check_finite(self, losses: np.ndarray, entropies: np.ndarray, unread: list[MicroBatch]) -> None:
         """RunError on every process, or the others would hang, if a loss or an entropy is NaN or infinite.
@@ -139,7 +137,7 @@ class Recorder:
         if is_finite.all():
             return
         part = unread[int(is_finite.argmin())]
-        what = "the loss" if part.rows[:, 1].isfinite().all() else "the entropy"
+        what = LOSS if part.rows["entropy"].isfinite().all() else "the entropy"
         raise non_finite_error(what, self.trainer, [part.inputs])
 
 

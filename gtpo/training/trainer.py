@@ -98,34 +98,41 @@ class GRPOTrainer(HeldOutEvaluation):
             source = model if isinstance(model, str) else model.config._name_or_path
             args = self._config(f"{source.rpartition('/')[2]}-{self._name}")
         self.check_settings(args)
-        own = kwargs.pop("settings", None)
-        self.settings = own or self.Settings()
+        self.settings = kwargs.pop("settings", None) or self.Settings()
         names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
         given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
         check_inputs(given)
         check_overrides(type(self), __class__)  # type: ignore[name-defined]  # this class, under any name
-        is_unsloth = uses_unsloth()  # it uses one GPU
-        if not is_unsloth:
+        if not uses_unsloth():  # which uses one GPU
             refuse_data_parallel(args)
         self.recorder = Recorder(self)
-        adapter = isinstance(model, PeftModel) or given.get("peft_config") is not None
-        hands_over = adapter and args.use_vllm and not is_unsloth
+        has_adapter = isinstance(model, PeftModel) or given.get("peft_config") is not None
+        hands_over = has_adapter and args.use_vllm and not uses_unsloth()
         args.use_vllm &= not hands_over  # TRL's engine, or server, would get merged weights
         super().__init__(model, reward_funcs, args, *positional, **kwargs)
         if hands_over:
-            args.use_vllm = self.use_vllm = True
-            self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
+            self._attach_engine()
         self.reward_funcs = [deferring(function) for function in self.reward_funcs]
         keep_adapter_in_float32(self.model)
+        self._prepare_forward()
+        other = deviations(args, self.causal_lm(self.model).generation_config)
+        if other and is_main_process():
+            logger.warning("Not the paper's objective: %s", other)
+
+    def _attach_engine(self) -> None:
+        """vLLM, colocated or a server, that gets the adapter itself."""
+        self.args.use_vllm = self.use_vllm = True
+        self.vllm_generation = ENGINES[self.args.vllm_mode](self)
+        self._last_loaded_step = -1
+
+    def _prepare_forward(self) -> None:
+        """How the model is called and scales its logits; UsageError for a model that the loss does not carry."""
         causal_lm = self.causal_lm(self.model)
         check_policy(causal_lm, self.processing_class)
         if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
             self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
-        self._route = Route(self.model_kwarg_keys, self._calls_transformers(), is_unsloth)
-        self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
-        other = deviations(args, causal_lm.generation_config)
-        if other and is_main_process():
-            logger.warning("Not the paper's objective: %s", other)
+        self._route = Route(self.model_kwarg_keys, self._calls_transformers(), uses_unsloth())
+        self._logit_options = logit_options(causal_lm.config, self.args.router_aux_loss_coef)
 
     @classmethod
     def check_settings(cls, args: Any) -> None:

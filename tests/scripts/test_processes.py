@@ -80,28 +80,26 @@ def test_held_out_metrics_match_one_process(build: Any, tiny: Path, tmp_path: Pa
     assert len(entropies) == len({*entropies}) == 2
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_every_aggregation_matches_one_process(method: str, build: Any, tiny: Path, tmp_path: Path) -> None:
-    """GRPO as TRL's trainer; bnpo depends on the micro-batches, so with one completion each it is grpo."""
+def test_every_aggregation_matches_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
+    """bnpo depends on the micro-batches, so with one completion each it is grpo."""
     halves = {"per_device_train_batch_size": GROUP // 4, "gradient_accumulation_steps": 2}
     ones = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GROUP // 2}
     splits = {"grpo": halves, "dr_grpo": halves, "dapo": halves, "bnpo": ones}
     steps = {"max_steps": 3, "num_generations": GROUP // 2}
     each = [steps | {"loss_type": loss_type} | split for loss_type, split in splits.items()]
-    out = train(2, method, tiny, tmp_path / "several", each)
+    out = train(2, "gtpo", tiny, tmp_path / "several", each)
     for number, loss_type in enumerate(["grpo", "dr_grpo", "dapo", "grpo"]):
-        single = build("trl" if method == "grpo" else method, "one", loss_type=loss_type, **steps)
+        single = build("gtpo", "one", loss_type=loss_type, **steps)
         assert_close(load_file(out / f"weights-{number}.safetensors"), trained_weights(single))
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_fsdp2_gradients_match_one_process(method: str, build: Any, tiny: Path, tmp_path: Path) -> None:
-    single = build(method, "single")
+def test_fsdp2_gradients_match_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
+    single = build("gtpo", "single")
     batch = batch_of(single)
     single.compute_loss(single.model, batch).backward()
     expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
     settings = {"per_device_train_batch_size": GROUP // 2}
-    out = train(2, method, tiny, tmp_path / "sharded", settings, "--sharded")
+    out = train(2, "gtpo", tiny, tmp_path / "sharded", settings, "--sharded")
     assert_close(load_file(out / "weights.safetensors"), expected)
 
 

@@ -142,6 +142,7 @@ def test_a_non_finite_reward_loses_no_step(
 
     run, reward = tmp_path / "run", mine_async if is_async else mine
     trainer = tracked("gtpo", max_steps=3, save_steps=9, rewards=[reward])
+    (run / "run.lock").touch()  # a script's: another program has its own checkpoints
     with pytest.raises(RunError, match=f"{what} is not finite in step 2"):
         trainer.train()
     assert complete(run) == ["checkpoint-1"] and [line["step"] for line in metrics_of(run)] == [1]
@@ -229,15 +230,12 @@ class RunningScript:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 140)])
-def test_a_signal_saves_a_checkpoint_of_the_last_step(
-    number: signal.Signals, code: int, tiny: Path, tmp_path: Path, run_script: RunScript
-) -> None:
+def test_a_signal_saves_a_checkpoint_of_the_last_step(tiny: Path, tmp_path: Path, run_script: RunScript) -> None:
     run = RunningScript(tiny, tmp_path / "run")
-    run.process.send_signal(number)
+    run.process.send_signal(SIGUSR2)
     stderr = run.process.communicate(timeout=120)[1].decode()
     steps = run.steps()
-    assert run.process.returncode == code and "Traceback" not in stderr
+    assert run.process.returncode == 140 and "Traceback" not in stderr
     assert f"python train_gtpo.py --resume {run.directory}" in stderr
     assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
     run_script(tmp_path, "train_gtpo.py", "--resume", str(run.directory), "--max_steps", str(steps + 2))

@@ -71,5 +71,5 @@ def test_a_micro_batch_waits_for_the_head_alone(build: Any, monkeypatch: MonkeyP
     waits, gathers = counts_of(single, monkeypatch)
     more = waits - waits_together
     assert more.total() == 2 * (GROUP - 1) * STEPS, more
-    assert waits_together.total() <= 27 * STEPS, waits_together
-    assert gathers.total() == gathers_together.total() == 4 * STEPS, gathers
+    assert waits_together.total() <= 29 * STEPS, waits_together
+    assert gathers == gathers_together and gathers.total() <= 15 * STEPS, gathers
