@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from gtpo.training.refusals import (
     logit_options,
     uses_unsloth,
 )
+from gtpo.training.reuse import ReusedBatch
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,8 @@ class GRPOTrainer(HeldOutEvaluation):
 
     Private attributes of TRL's that are used, because it has no public way to them: ``_logs`` (rows of the table of
     completions), ``_metrics`` (a step's metrics, and the weight of a held-out batch), ``_tokenize_prompts`` (the
-    initial entropy has the prompts of training), ``_last_loaded_step`` (the weights of an engine of ours).
+    initial entropy has the prompts of training), ``_step`` and ``_buffered_inputs`` (a resumed run trains on the batch
+    of its checkpoint), ``_last_loaded_step`` (the weights of an engine of ours).
     """
 
     reward_funcs: list[Any]  # these two are TRL's
@@ -113,6 +116,7 @@ class GRPOTrainer(HeldOutEvaluation):
         if hands_over:
             self._attach_engine()
         self.reward_funcs = [deferring(function) for function in self.reward_funcs]
+        self.add_callback(ReusedBatch(self))
         keep_adapter_in_float32(self.model)
         self._prepare_forward()
         other = deviations(args, self.causal_lm(self.model).generation_config)
@@ -359,6 +363,7 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.resumed_from = Path(resume_from_checkpoint)
         policy = self.accelerator.unwrap_model(self.model)
         if model is None and len(getattr(policy, "peft_config", ())) > 1:
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
