@@ -4,7 +4,6 @@
     python evaluate.py --benchmarks gsm8k --k 32 --runs base outputs/RUN  # a run, and the model it was trained from
     python evaluate.py --benchmarks math500 --model qwen --k 8               # a base model
     python evaluate.py --benchmarks my_test.csv --k 8                        # your problems: columns prompt and answer
-    python evaluate.py --benchmarks math --k 64 --shard 1/4                  # a quarter of it, on one of four GPUs
     python evaluate.py --regrade                                             # grade the stored completions again
     python evaluate.py --compare outputs/RUN outputs/OTHER                   # paired difference of stored scores
 
@@ -25,19 +24,16 @@ def main() -> None:
     flags, given = parse_evaluation(EvaluationArguments)
     from gtpo.evaluation import compare, jobs, scores, table
 
+    flags.check_given(given)
     if flags.compare:
         sides = compare.find_sides(flags.compare, flags.output_dir, flags.benchmarks and jobs.select_benchmarks(flags))
         return print(compare.format_comparisons(compare.compare_sides(sides)))
-    if flags.regrade and not (flags.runs or flags.model):
+    if flags.regrade:
         found = jobs.find_stored_jobs(flags, given)
     else:
         plan = jobs.plan_evaluation(flags)
+        plan.run()
         found = plan.jobs
-        if not flags.regrade:
-            plan.run()
-    if flags.shard:
-        print(f"Shard {flags.shard} is stored; the same command without --shard merges the shards and grades them.")
-        return
     entries = [scores.grade(job.path, job.problems) for job in found]
     results = scores.write_results(Path(flags.output_dir), entries)
     print(f"\n{table.format_table(entries)}\n")

@@ -6,7 +6,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 import json
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,13 +119,13 @@ class Evaluation:
     def remaining(self) -> tuple[str, ...]:
         """The script and flags for the finished runs without scores; none if there are no such runs.
 
-        Scores of earlier weights are replaced, in a single process.
+        Scores of earlier weights are replaced.
         """
         left = [run for run in self.experiments if run.is_finished and not self.is_scored(run)]
-        command = self._argv(left)
-        if any(self.result(run).is_file() for run in left):
-            return () if "--shard" in self.flags else (*command, "--overwrite", "true")
-        return command if left else ()
+        if not left:
+            return ()
+        is_again = any(self.result(run).is_file() for run in left)
+        return (*self._argv(left), *(["--overwrite", "true"] if is_again else []))
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
         base = ["base"] if self.checkpoint == "last" else []  # two evaluations would share its files
@@ -136,22 +136,6 @@ class Evaluation:
             *base,
             *(str(experiment.run.path) for experiment in experiments),
         )
-
-
-def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
-    """An evaluation of several hours as one part per GPU, of an hour at least; the evaluation then merges them."""
-    count = min(gpus, int(evaluation.cost))
-    log = evaluation.log
-    shards = []
-    for number in range(1, count + 1):
-        shard = replace(
-            evaluation,
-            flags=(*evaluation.flags, "--shard", f"{number}/{count}"),
-            log=log.with_stem(f"{log.stem}-{number}-of-{count}"),
-            cost=evaluation.cost / count,
-        )
-        shards.append(shard)
-    return shards if count > 1 else []
 
 
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:

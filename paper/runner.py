@@ -22,7 +22,7 @@ from gtpo.errors import UsageError
 from gtpo.files import open_regular
 from gtpo.models.backend import gpu_is_available
 from gtpo.processes import limit_openmp_spinning
-from paper.matrix import Evaluation, Work, command_of, shards_of
+from paper.matrix import Work, command_of
 
 Process = subprocess.Popen[bytes]
 Environment = Mapping[str, str]  # variables of a process, over those of this one
@@ -91,8 +91,8 @@ def _locked_log(work: Work) -> IO[str]:
 def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Environment]) -> list[str]:
     """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
-    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
-    is idle while the last one runs. ``slots``: the environment of each process at the same time; it may name a GPU.
+    An evaluation waits for its ``experiments``. ``slots``: the environment of each process at the same time; it may
+    name a GPU.
     """
     from tqdm import tqdm
 
@@ -103,7 +103,7 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
     os.environ |= threads_of(len(slots))  # read by OpenMP when the libraries are imported
     limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
-    after = _dependencies([*experiments, *evaluations], gpus=len(slots) if on_gpus else 1)
+    after = {work: getattr(work, "experiments", ()) for work in (*experiments, *evaluations)}
     free: SimpleQueue[Environment] = SimpleQueue()
     for slot in slots:
         free.put(slot)
@@ -139,18 +139,6 @@ def _in_a_free_slot(work: Work, free: SimpleQueue[Environment], run: Callable[[W
         return run(work, slot)
     finally:
         free.put(slot)
-
-
-def _dependencies(works: Sequence[Work], gpus: int) -> dict[Work, Sequence[Work]]:
-    """What each run and evaluation waits for; on several GPUs an evaluation waits for its shards too."""
-    after: dict[Work, Sequence[Work]] = {}
-    for work in works:
-        after[work] = getattr(work, "experiments", ())
-        if isinstance(work, Evaluation):
-            shards = shards_of(work, gpus)
-            after |= dict.fromkeys(shards, work.experiments)
-            after[work] = [*work.experiments, *shards]
-    return after
 
 
 def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:

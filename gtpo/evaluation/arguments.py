@@ -1,6 +1,6 @@
 """The settings of an evaluation as a dataclass: every field is a flag of ``evaluate.py`` and a key of its YAML file."""
 
-import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +19,11 @@ from gtpo.arguments import (
 from gtpo.errors import UsageError
 
 MATH_VERIFY = "math_verify"  # --grader
-# --regrade reads them from the completion files:
 DATA_FLAGS = tuple(name for name in fields_of([SourceArguments]) if name != "limit")
+OF_STORED = {  # a flag that reads what is stored -> the others that it takes
+    "compare": {"benchmarks", "output_dir"},
+    "regrade": {"benchmarks", "output_dir", "grader", *DATA_FLAGS},
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,6 @@ class EvaluationArguments(SourceArguments):
     chat_template_kwargs: dict | str | None = option(None, "Arguments of the template as JSON. Default: the run's.")
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
-    shard: str | None = option(None, "Sample only this part, 2/4 is the second of four. Without it parts are merged.")
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
         [], "Paired difference of stored scores: directories of evaluations, or evaluated runs; -sN are seeds of one."
@@ -82,24 +84,14 @@ class EvaluationArguments(SourceArguments):
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
             "output_dir": (str.strip, "the path of a directory"),
-            "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
         }
         check_fields(vars(self), checks)
         if self.temperature == 0 and self.k > 1:
             raise UsageError(f"--temperature 0 samples the same completion {self.k} times: add --k 1.")
-        for first, others in _EXCLUDE.items():
-            for other in others:
-                if getattr(self, first) and getattr(self, other):
-                    raise UsageError(f"--{first} and --{other} exclude each other: remove one of them.")
 
-
-_EXCLUDE = {  # stored scores, a part of the completions, stored completions: what needs more or discards them
-    "compare": ("runs", "model", "regrade", "overwrite", "shard"),
-    "shard": ("regrade", "overwrite"),
-    "regrade": ("overwrite",),
-}
-
-
-def _is_shard(text: str) -> bool:
-    found = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", text)
-    return found is not None and 1 <= int(found[1]) <= int(found[2])
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse flags that ``--compare`` and ``--regrade`` read from what is stored; ``given``: what the user set."""
+        for name, taken in OF_STORED.items():
+            others = {*given} - taken - {name, "config"}
+            if getattr(self, name) and others:
+                raise UsageError(f"--{name} reads what is stored, and takes no --{min(others)}: remove it.")

@@ -4,42 +4,29 @@ A side is one model, or several runs that differ only in their seed (``gtpo-g8-s
 taken per problem. This removes the variance of problem difficulty, most of the interval of a single score.
 """
 
-import json
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of
+from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, PromptArguments, fields_of
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entries, Entry, Groups, by_benchmark, grouped, read_entries
+from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out, trained_on_text
 from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_differently
 
 logger = logging.getLogger(__name__)
 
-_HOW = (  # settings that may differ
-    "k",
-    "seed",
-    "backend",
-    "temperature",
-    "top_p",
-    "max_new_tokens",
-    "load_in_4bit",
-    "system_prompt",
-    "tags",
-    "chat_template",
-    "chat_template_kwargs",
-    "grader",
-)
+_HOW = (*fields_of([Sampling, PromptArguments]), "backend", "grader")  # settings that may differ
 _OF_METHODS = {"method", "objective", "use_bias_correction_kl", *fields_of([GTPOArguments])}
 
 
@@ -57,50 +44,38 @@ class Comparison:
     values: list[NDArray]  # 0 to 1, for each side. Shape (seeds, problems)
 
     @property
-    def scores(self) -> list[list[float]]:
+    def scores(self) -> list[NDArray]:
         """Of every seed, for each side, in percent."""
-        return [(100 * side.mean(1)).tolist() for side in self.values]
+        return [100 * side.mean(1) for side in self.values]
 
     @property
-    def per_problem(self) -> list[NDArray]:
-        """The mean over seeds, 0 to 1, for each side. Shape (problems,)"""
-        return [side.mean(0) for side in self.values]
-
-    @property
-    def differences(self) -> list[float]:
-        """Second minus first, per problem; rounded, so that equal scores of different sums are ties."""
-        first, second = self.per_problem
-        return list((second - first).round(12))
+    def differences(self) -> NDArray:
+        """Second minus first, means over seeds, per problem; rounded, so that equal scores of other sums are ties."""
+        first, second = (side.mean(0) for side in self.values)
+        return np.round(second - first, 12)
 
     @property
     def difference(self) -> float:
         """The mean difference, in points."""
-        return 100 * fmean(self.differences)
+        return 100 * float(self.differences.mean())
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the difference: bootstrap over problems, whose two scores stay together."""
-        low, high = bootstrap_interval(self.differences, bounds=(-1.0, 1.0))
+        low, high = bootstrap_interval(self.differences.tolist(), bounds=(-1.0, 1.0))
         return 100 * low, 100 * high
 
     @property
     def counts(self) -> tuple[int, int, int]:
         """Problems on which the second side is better, worse, and equal."""
-        signs = [*np.sign(self.differences)]
+        signs = np.sign(self.differences).tolist()
         return signs.count(1), signs.count(-1), signs.count(0)
 
     @property
     def errors(self) -> tuple[float, float, float]:
         """Standard error over seeds of each side, and of their difference; NaN for one seed."""
-        first, second = map(_standard_error, self.scores)
+        first, second = (stdev(side) / math.sqrt(len(side)) if len(side) > 1 else math.nan for side in self.scores)
         return first, second, math.hypot(first, second)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Of a mean; NaN of one value."""
-    if len(values) < 2:
-        return math.nan
-    return stdev(values) / math.sqrt(len(values))
 
 
 def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
@@ -113,12 +88,10 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     for name in directories:
         for entry in _read_entries(Path(name), Path(output_dir)):
             if weights_have_changed(vars(entry.origin) | vars(entry)):
-                logger.warning(
-                    "%s on %s: the weights have changed since: evaluate it again", entry.label, entry.benchmark
-                )
+                logger.warning("%s: the weights have changed since: evaluate it again", entry.label)
             if said := trained_on_text(entry):
                 logger.warning("%s was %s of %s", entry.label, said, entry.benchmark)
-            if places.setdefault(entry.label, name) != name:  # the same label, from another directory
+            if places.setdefault(entry.label, name) != name:  # the same label, of another directory
                 entry = replace(entry, label=f"{name}/{entry.label}")
             if not benchmarks or entry.benchmark in benchmarks:
                 entries.append(entry)
@@ -219,14 +192,10 @@ def _check_comparable(benchmark: str, names: Names, entries: Entries) -> None:
     if len(problems) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
-    for name in _HOW:
-        used: dict[str, None] = {}
-        for entry in entries:
-            how = entry.settings | entry.graded_by | {"k": entry.k}
-            used[json.dumps(how.get(name))] = None
-        if len(used) > 1:
-            values = ", ".join(f"{value:.40}" for value in used)
-            logger.warning("%s and %s were evaluated with different --%s (%s)", *names, name, values)
+    first, *others = (entry.settings | entry.graded_by for entry in entries)
+    differing = [name for name in _HOW if any(other.get(name) != first.get(name) for other in others)]
+    if differing:
+        logger.warning("%s and %s were evaluated with different --%s", *names, ", --".join(differing))
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
@@ -240,9 +209,9 @@ def _block(comparisons: Sequence[Comparison]) -> str:
     names = comparisons[0].names
     first, second = map(printable, names)
     about = f"Interval over {len(comparisons[0].differences)} problems, paired"
-    seeds = [len(scores) for scores in comparisons[0].scores]
-    if max(seeds) > 1:
-        about += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
+    one, other = map(len, comparisons[0].values)
+    if one > 1 or other > 1:
+        about += f"; ± standard error over {one} and {other} seeds"
     header = ["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]
     table = lay_out([header, *map(_cells, comparisons)], headers=1)
     return "\n".join([f"{second} minus {first}, in points", about, *table])
@@ -252,7 +221,7 @@ def _cells(comparison: Comparison) -> list[str]:
     """A row of the table: score, both sides and their difference, interval, counts."""
     benchmark = BENCHMARK_TITLES.get(comparison.benchmark, comparison.benchmark)
     title = f"{benchmark}, {comparison.metric}"
-    values = [f"{fmean(seeds):.1f}" for seeds in comparison.scores]
+    values = [f"{seeds.mean():.1f}" for seeds in comparison.scores]
     values.append(f"{comparison.difference:+.1f}")
     for column, error in enumerate(comparison.errors):
         if not math.isnan(error):

@@ -12,10 +12,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of
+from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.preview import check_first_rows
-from gtpo.data.tables import check_source, short_name_of
+from gtpo.data.tables import check_source, refuse_flags, short_name_of
 from gtpo.errors import RunError, UsageError, command_again, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
@@ -27,14 +27,6 @@ from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
-
-STORED_FLAGS = (  # --regrade reads them from the completion files
-    "checkpoint",
-    "backend",
-    "gpu_memory_utilization",
-    "limit",
-    *fields_of([Sampling, PromptArguments]),
-)
 
 
 @dataclass(frozen=True)
@@ -70,11 +62,9 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         name = short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
-    if selected.keys() - BENCHMARK_TITLES:
-        return selected
-    for flag in (*DATA_FLAGS[1:], "grader"):  # what is for your own benchmarks
-        if getattr(flags, flag) not in (getattr(EvaluationArguments, flag), MATH_VERIFY):
-            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
+    if not selected.keys() - BENCHMARK_TITLES:
+        for_yours = [*DATA_FLAGS[1:], *(["grader"] if flags.user_grader else [])]  # all but data_dir
+        refuse_flags(flags, for_yours, "these benchmarks")
     return selected
 
 
@@ -123,7 +113,6 @@ class EvaluationPlan:
     jobs: list[Job]
     sampling: Sampling
     load: Callable[[], Sampler]  # the model, once for all jobs
-    shard: str | None = None  # N/M: the part of each benchmark that is sampled, into a file of its own
     overwrite: bool = False  # discards stored completions and scores first
 
     def run(self) -> None:
@@ -135,36 +124,25 @@ class EvaluationPlan:
     def run_job(self, job: Job) -> None:
         """Sample the completions that are not in the file yet, and append them as they finish.
 
-        The sampler is loaded only if something is missing. Without a shard, those that are stored are merged first.
+        The sampler is loaded only if something is missing.
         """
         problems = job.problems.rows
         prompt = job.head.prompt
         keys = storage.keys_of(problems, self.sampling.k)
-        shards = storage.shard_paths(job.path)
-        path = storage.shard_path(job.path, self.shard) if self.shard else job.path
-        with storage.open_completions(path, job.head, problems, self.overwrite) as file:
+        with storage.open_completions(job.path, job.head, problems, self.overwrite) as file:
             if self.overwrite:
                 storage.scores_path(job.path).unlink(missing_ok=True)
-            if self.shard:
-                done = set(file.done)
-                for other in [job.path, *shards]:
-                    done |= storage.stored_keys(other, job.head.settings, problems)
-            else:
-                for other in shards:
-                    file.merge(other, self.overwrite)
-                done = set(file.done)
+            done = set(file.done)
             if done >= keys:
-                file.append([])
-                return
+                return file.append([])
             sampler = self.load()
             tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, prompt)
             requests = sampling.make_requests(sampler, problems, self.sampling, prompt, tokenizer)
             prompts = [prompt.format.to_messages(problem.question) for problem in problems]
             scored = ("format",) if job.problems.grader else ("format", "accuracy")
             check_first_rows(tokenizer, prompts, [problem.gold for problem in problems], prompt, scored)
-            mine = sampling.keys_of_shard(requests, self.sampling.batch_size, self.shard) if self.shard else keys
-            with CompletionBar(job.title, len(mine), len(done & mine), self.sampling.max_new_tokens) as bar:
-                for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
+            with CompletionBar(job.title, len(keys), len(done & keys), self.sampling.max_new_tokens) as bar:
+                for rows in sampler.sample(requests, done, job.adapter, bar.count_tokens):
                     file.append(rows)
                     bar.count_completions(rows)
 
@@ -176,8 +154,12 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
-    how = replace(
-        Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])}),
+    how = Sampling(
+        flags.k,
+        flags.temperature,
+        flags.top_p,
+        flags.seed,
+        flags.max_new_tokens,
         batch_size=None if backend == "vllm" else flags.batch_size,
         load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated),
     )
@@ -186,15 +168,14 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     base = targets.check_base(model, evaluated)
     read_with = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
     made_with = provenance()
-    jobs: dict[Path, Job] = {}
+    jobs: list[Job] = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
         weights = {"model": base, "backend": backend, **asdict(how), "adapter": adapter and fingerprint(adapter)}
-        label = target.label or targets.model_label(model, evaluated)
+        directory = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated))
+        if any(job.path.parent == directory for job in jobs):
+            raise UsageError(f"two of --runs are called {directory.name}: name each once, or rename a run.")
         for name, asked in problems.items():
-            path = Path(flags.output_dir) / label / f"{name}.jsonl"
-            if path in jobs:
-                raise UsageError(f"two of --runs are called {label}: name each once, or rename the directory of a run.")
             settings = {
                 **weights,
                 **asdict(prompt),
@@ -204,14 +185,15 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
             }
             data = {"source": sources[name], **read_with, "grader": asked.graded_by}
             head = Head(settings, Origin(model, adapter, target.checkpoint, made_with, data))
+            job = Job(directory / f"{name}.jsonl", asked, head)
             if not flags.overwrite:
-                storage.check_settings(path, settings, asked.rows)
-            jobs[path] = Job(path, asked, head)
+                storage.check_settings(job.path, settings, asked.rows)
+            jobs.append(job)
     load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how, prompts[0])
     if backend == "vllm":
         rank = targets.max_lora_rank(evaluated)
         load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization, prompts[0])
-    return EvaluationPlan(list(jobs.values()), how, cache(load), flags.shard, flags.overwrite)
+    return EvaluationPlan(jobs, how, cache(load), flags.overwrite)
 
 
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
@@ -219,9 +201,6 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
 
     ``given`` are the names of the flags that the user has set.
     """
-    for name in STORED_FLAGS:
-        if name in given:
-            raise UsageError(f"--regrade reads --{name} from the stored completions: remove it.")
     sources = select_benchmarks(flags) if flags.benchmarks else {}
     jobs = []
     for path in storage.find_completion_files(Path(flags.output_dir), sources):

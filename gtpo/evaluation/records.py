@@ -83,10 +83,6 @@ class ProblemScores:
     correct_lenient: str | None = None  # the same in any format; None with another --grader
     majority: str  # a digit per k' of maj@k: whether the majority of the first k' samples is correct
 
-    def write(self) -> Row:
-        """The JSON object, without the lenient digits if there are none."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -113,11 +109,8 @@ class Entry:
 
     def write(self) -> Row:
         """The JSON object."""
-        stored: dict = {}
-        for name, value in vars(self).items():
-            if value is not None:
-                stored |= asdict(value) if name == "origin" else {name: value}
-        return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
+        stored = asdict(self)
+        return stored.pop("origin") | stored
 
 
 Entries = Sequence[Entry]

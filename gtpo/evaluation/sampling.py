@@ -145,13 +145,6 @@ def plan_batches(requests: Requests, batch_size: int) -> list[list[Request]]:
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
-def keys_of_shard(requests: Requests, batch_size: int | None, shard: str) -> Keys:
-    """The requests of shard N of M, ``N/M``: every M-th batch, so that their completions do not depend on M."""
-    number, shards = map(int, shard.split("/"))
-    batches = plan_batches(requests, batch_size or 1)[number - 1 :: shards]
-    return {request.key for batch in batches for request in batch}
-
-
 class TransformersSampler:
     """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU; bfloat16 or 4 bits on a GPU."""
 

@@ -2,16 +2,14 @@
 
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}, which
 (id, sample) identifies. A file is only continued with the settings that it was created with, or with more problems or
-another k: these are appended as another line of settings, the last of which counts. The shards of an evaluation are
-files of the same kind next to it.
+another k: these are appended as another line of settings, the last of which counts.
 """
 
-import glob
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -59,22 +57,12 @@ def scores_path(completions: Path) -> Path:
     return completions.with_suffix(".json")
 
 
-def shard_path(completions: Path, shard: str) -> Path:
-    """The file of a shard, ``BENCHMARK.jsonl.shard-1-of-4``, until :meth:`CompletionFile.merge` deletes it."""
-    return completions.with_name(f"{completions.name}.shard-{shard.replace('/', '-of-')}")
-
-
-def shard_paths(completions: Path) -> list[Path]:
-    return sorted(completions.parent.glob(f"{glob.escape(completions.name)}.shard-*[0-9]"))
-
-
 @dataclass
 class CompletionFile:
     """A completion file that is open for appending; ``head`` are its settings, ``done`` the keys of its completions."""
 
     file: IO[bytes]
     head: Head
-    problems: Questions
     done: Keys
     has_head: bool
 
@@ -88,17 +76,6 @@ class CompletionFile:
             self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
         self.done.update(map(key_of, rows))
-
-    def merge(self, path: Path, overwrite: bool = False) -> None:
-        """Append the completions of a shard that are not in this file, and delete the shard."""
-        with open_completions(path, self.head, self.problems, overwrite) as shard:
-            rows: Rows = []
-            if shard.done:
-                stored, rows = read_completions(path)
-                if not self.done:
-                    self.head = replace(self.head, origin=stored.origin)  # what sampled them
-            self.append([row for row in rows if key_of(row) not in self.done])
-            path.unlink()
 
 
 @contextmanager
@@ -117,26 +94,18 @@ def open_completions(
         raise UsageError(f"{path} is in use by another evaluation: wait for it, or set --output_dir.") from error
     try:
         with open_regular(path, "ab") as file:
-            done = set() if overwrite else stored_keys(path, head.settings, problems)
-            content = path.read_bytes() if done else b""
-            file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
+            rows: Rows = []
             has_head = False
-            if done:
-                stored = read_head(path)
+            if has_completions(path) and not overwrite:
+                check_settings(path, head.settings, problems)
+                stored, rows = read_completions(path)
                 has_head = stored.settings == head.settings and stored.origin.data == head.origin.data
-            yield CompletionFile(file, head, problems, done, has_head)
+            content = path.read_bytes() if rows else b""
+            file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
+            yield CompletionFile(file, head, set(map(key_of, rows)), has_head)
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
         lock.release()
-
-
-def stored_keys(path: Path, settings: Row, problems: Questions) -> Keys:
-    """Keys of the completions of a file, if there is one, that :func:`check_settings` accepts."""
-    if not has_completions(path):
-        return set()
-    check_settings(path, settings, problems)
-    _, rows = read_completions(path)
-    return {key_of(row) for row in rows}
 
 
 def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
@@ -152,10 +121,8 @@ def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
         stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
     changed = []
     for name in settings | stored:
-        was = stored.get(name)
-        now = settings.get(name)
-        if was != now:
-            changed.append(f"{name} was {was!r:.80}, is {now!r:.80}")
+        if stored.get(name) != settings.get(name):
+            changed.append(f"{name} was {stored.get(name)!r:.80}, is {settings.get(name)!r:.80}")
     if changed:
         raise UsageError(
             f"{path} was created with other settings ({', '.join(changed)}): set --output_dir, or --overwrite."
@@ -177,7 +144,7 @@ def read_completions(path: Path) -> tuple[Head, Rows]:
         if line.startswith(_SETTINGS):
             continue
         row: Row = {}
-        with suppress(ValueError, TypeError, RecursionError):
+        with suppress(ValueError, TypeError):
             row = {**json.loads(line)}
         if set(row) != COLUMNS:
             raise UsageError(f"{path}, line {number} is not a completion: delete the line, or add --overwrite.")

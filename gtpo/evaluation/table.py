@@ -44,12 +44,10 @@ def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
     first, *others = columns
     tables = [[first]]
     for column in others:
-        table = tables[-1]
-        used = sum(len(cells[0]) + 2 for cells in table)
-        if used + len(column[0]) > WIDTH and table != [first]:
-            table = [first]
-            tables.append(table)
-        table.append(column)
+        used = sum(len(cells[0]) + 2 for cells in tables[-1])
+        if used + len(column[0]) > WIDTH and used > len(first[0]) + 2:
+            tables.append([first])
+        tables[-1].append(column)
     lines: list[str] = []
     for table in tables:
         rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]

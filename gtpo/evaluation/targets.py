@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtpo.arguments import PromptArguments, Values, hub_name, stored_prompt
+from gtpo.arguments import MODEL_ALIASES, PromptArguments, Values, hub_name, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.files import fingerprint, read_regular
 from gtpo.models.backend import gpu_is_available, is_installed
@@ -37,22 +37,22 @@ def find_targets(
     checkpoint: str = LAST,
 ) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
-    base_alone = {*adapters} == {"base"} or (model is not None and not adapters)
-    if base_alone and checkpoint != LAST:
-        raise UsageError(f"--checkpoint {checkpoint}: the base model has no checkpoints, name a run with --runs.")
-    if not adapters:
-        if model is not None:
-            return [Target("")]
+    if not adapters and model is None:
         runs = own_runs(having="weights")
         if not runs:
             raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
-    if not model and base_alone:
-        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
-    targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
-    for adapter in _adapters(targets):
+    targets = []
+    for name in adapters or ["base"]:
+        targets.append(Target("") if name == "base" else adapter_target(name, checkpoint))
+    found = _adapters(targets)
+    for adapter in found:
         check_model_files(adapter)
+    if not found and checkpoint != LAST:
+        raise UsageError(f"--checkpoint {checkpoint}: the base model has no checkpoints, name a run with --runs.")
+    if not found and model is None:
+        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     return targets
 
 
@@ -107,19 +107,14 @@ def choose_4bit(asked: bool | None, targets: Targets) -> bool:
     """
     if asked is not None:
         return asked
-    trained = {}  # in 4 bits or not -> an adapter
-    for adapter in _adapters(targets):
-        trained[bool(_run_settings(adapter).get("load_in_4bit"))] = adapter
+    trained = {bool(_run_settings(adapter).get("load_in_4bit")) for adapter in _adapters(targets)}
     if len(trained) > 1:
-        raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
+        raise UsageError("some of --runs were trained on 4-bit weights, others not: set --load_in_4bit.")
     if True not in trained:
         return False
     is_possible = gpu_is_available() and is_installed("bitsandbytes")
     if not is_possible:
-        logger.warning(
-            "%s was trained in 4 bits, which need a GPU and bitsandbytes: it is evaluated on others",
-            trained[True],
-        )
+        logger.warning("the training had 4-bit weights, which need a GPU and bitsandbytes: the evaluation has others")
     return is_possible
 
 
@@ -156,13 +151,9 @@ def choose_prompts(
     if Path(model).is_dir():
         of_model = stored_prompt(_run_settings(Path(model)))
     first, *others = prompts.values() or [PromptArguments(**of_model | asked)]
-    if len(prompts) < len(targets):  # the base model gets the first one
-        for other in others:
-            for name, value in vars(first).items():
-                if value != getattr(other, name):
-                    raise UsageError(
-                        f"the runs differ in --{name}, so that of the base model is ambiguous: set --{name}."
-                    )
+    for name, value in vars(first).items():
+        if len(prompts) < len(targets) and any(getattr(other, name) != value for other in others):
+            raise UsageError(f"the runs differ in --{name}, so that of the base model is ambiguous: set --{name}.")
     return [prompts.get(target, first) for target in targets]
 
 
@@ -186,14 +177,16 @@ def choose_model(
     ``asked``, the flag ``--model``, overrides where it is loaded from; ``slow`` accepts the paper's models on a CPU.
     An adapter that was trained on another model's 4-bit copy is evaluated with a warning.
     """
+    asked = asked and hub_name(asked)
     configs = {adapter: adapter_config(adapter) for adapter in _adapters(targets)}
     bases = {config["base_model_name_or_path"]: adapter for adapter, config in configs.items()}
-    first, *others = bases or [hub_name(str(asked))]
+    first, *others = bases or [str(asked)]
     for other in others:
         if not same_model(first, other):
             raise UsageError(f"{bases[first]} was trained from {first}, {bases[other]} from {other}: use two commands.")
-    if not slow:
-        refuse_large_model_without_gpu(asked or first)
+    is_large = any(same_model(asked or first, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
+    if is_large and not slow and not gpu_is_available():
+        raise UsageError(f"{first} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
     model = resolve_model(asked or first)
     if bases and not same_model(model, first):
         raise UsageError(f"--model {asked} is not what the adapter was trained from, {first}: remove --model.")
@@ -238,13 +231,6 @@ def same_model(a: str, b: str) -> bool:
     plain = {re.sub("^meta-|(-unsloth)?(-bnb-4bit)?$", "", path.name.lower()) for path in paths}
     is_copy = any(exists) or any(path.parts[:1] == ("unsloth",) for path in paths)
     return is_copy and len(plain) == 1
-
-
-def refuse_large_model_without_gpu(model: str) -> None:
-    """Refuse the paper's models and their copies on a CPU; ``--backend transformers`` skips this check."""
-    is_large = any(same_model(hub_name(model), hub_name(alias)) for alias in ("llama", "qwen"))
-    if (is_large or model.endswith("bnb-4bit")) and not gpu_is_available():
-        raise UsageError(f"{model} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
 
 
 def model_label(model: str, targets: Targets) -> str:

@@ -11,7 +11,6 @@ from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch, fixture
 
 from gtpo.errors import printable
 from gtpo.evaluation import chat
-from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import to_messages
 
 QUESTION = "How much is 3 + 4?"
@@ -71,14 +70,3 @@ def test_a_run_and_its_merged_model_have_its_prompt(
 def test_a_run_is_no_model(outputs: Path) -> None:
     names = ("tiny", "Qwen/Qwen2.5-3B-Instruct", "outputs/older", "outputs/newest", "nowhere")
     assert list(map(chat.is_model, names)) == [True, True, False, False, False]
-
-
-def test_flags_and_precision_of_the_run_reach_the_sampler(outputs: Path, gpu: None, monkeypatch: MonkeyPatch) -> None:
-    fake_run(outputs / "older", {"load_in_4bit": True})
-    monkeypatch.setattr("gtpo.evaluation.targets.is_installed", lambda package: True)
-    samplings: list[Sampling] = []
-    monkeypatch.setattr(chat, "TransformersSampler", lambda model, how, prompt: samplings.append(how))
-    monkeypatch.setattr(chat, "questions", lambda: [])
-    monkeypatch.setattr(sys, "argv", f"chat {outputs}/older --temperature 0.7 --seed 3 --max_new_tokens 9".split())
-    chat.main()
-    assert samplings == [Sampling(1, 0.7, 1.0, 3, 9, 1, load_in_4bit=True)]

@@ -61,26 +61,15 @@ def test_base_and_adapters_side_by_side(
         run_evaluate(*SMALL, "--runs", "outputs/older")
 
 
-def test_shards_complete_what_is_stored_and_overwrite_samples_again(
-    tiny: Path, tmp_path: Path, run_evaluate: Command, monkeypatch: MonkeyPatch
-) -> None:
-    """An interrupted evaluation is split, then split in another way; what no shard has, the merge samples."""
+def test_missing_completions_are_sampled_as_before(tiny: Path, tmp_path: Path, run_evaluate: Command) -> None:
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
     run_evaluate(*argv)
     path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     [expected] = results(tmp_path)
-    path.write_bytes(b"".join(lines[:10]))  # three batches of 3 completions
-    sampled: list[int] = []
-    bar = "gtpo.runs.bars.CompletionBar.count_completions"
-    monkeypatch.setattr(bar, lambda self, rows: sampled.append(len(rows)))
-    for shard, new in (("1/2", 15), ("1/2", 0), ("2/4", 7)):  # batches 0, 2, ... and 1, 5, 9, 13 without the first 3
-        run_evaluate(*argv, "--shard", shard)
-        assert sum(sampled) == new, shard
-        sampled.clear()
+    path.write_bytes(b"".join(lines[:9]))  # in the middle of a batch
     run_evaluate(*argv)
-    assert sum(sampled) == 40 - 9 - 15 - 7
-    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert path.read_bytes() == b"".join(lines)
     assert results(tmp_path)[0]["scores"] == expected["scores"]
     assert {found.name for found in path.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
     run_evaluate(*argv, "--seed", 1, "--overwrite")

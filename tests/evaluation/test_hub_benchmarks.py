@@ -18,21 +18,19 @@ DOCS = (ROOT / "docs" / "evaluation.md").read_text()
 
 MINERVA = [{"question": "In Angstroms?", "answer": "2.45e6"}, {"question": "$y(t)$?", "answer": "e^{-t} + 2"}]
 OLYMPIAD = [
-    {"question": "Let $T$ be ...", "final_answer": ["2"], "solution": ["By symmetry ..."], "is_multiple_answer": False},
-    {"question": "Find all ...", "final_answer": ["$\\frac{1}{2}$,$-3$"], "is_multiple_answer": True},
-    {"question": "Determine ...", "final_answer": ["(1,2)", "(2,1)"], "is_multiple_answer": True},
+    {"question": "Find all ...", "final_answer": ["$\\frac{1}{2}$,$-3$"]},
+    {"question": "Determine ...", "final_answer": ["(1,2)", "(2,1)"]},
     {"question": "A proof", "final_answer": None},
 ]
 AIME = [{"problem_idx": 1, "problem": "Find $m+n$.", "answer": 902}, {"problem_idx": 2, "problem": "?", "answer": 33}]
 OF_MINERVA = [("2.45e6", r"2.45 \times 10^6"), ("e^{-t} + 2", "2+e^{-t}")]
-OF_OLYMPIAD = [("2", "2.0"), (r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,1)", "(2,1), (1,2)")]
+OF_OLYMPIAD = [(r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,1)", "(2,1), (1,2)")]
 
 
 @mark.parametrize(
     ("hub_id", "config", "split", "rows", "answers"),
     [
         ("math-ai/minervamath", None, "test", MINERVA, OF_MINERVA),
-        ("math-ai/minervamath", None, "test", [{"question": "$z$?", "answer": 0.6321}], [("0.6321", "0.6321")]),
         ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train", OLYMPIAD, OF_OLYMPIAD),
         ("MathArena/hmmt_nov_2025", None, "train", AIME, [("902", "m+n=902"), ("33", "033")]),
     ],

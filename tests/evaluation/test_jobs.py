@@ -15,9 +15,8 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
+from gtpo.evaluation.jobs import find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
 from gtpo.evaluation.records import Origin, Problems
-from gtpo.evaluation.sampling import Sampling
 from gtpo.files import fingerprint
 from gtpo.prompts import SYSTEM_PROMPT
 
@@ -66,9 +65,7 @@ def test_a_job_for_every_target_and_benchmark(
         output_dir=str(tmp_path),
     )
     monkeypatch.setattr("gtpo.evaluation.targets.choose_prompts", lambda *_: [PromptArguments(), THINK])
-    plan = plan_evaluation(flags)
-    jobs = plan.jobs
-    assert plan.sampling == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
+    jobs = plan_evaluation(flags).jobs
     labels = ("older@best", f"base-{tiny.name}")
     names = ("arithmetic", "arithmetic_hard")
     assert [job.path for job in jobs] == [tmp_path / label / f"{name}.jsonl" for label in labels for name in names]
@@ -86,8 +83,7 @@ def test_a_job_for_every_target_and_benchmark(
         **{"tags": "<reasoning> </reasoning> <answer> </answer>", "system_prompt": SYSTEM_PROMPT},
         **{"chat_template": None, "chat_template_kwargs": None},
     }
-    assert jobs[2].head.settings["tags"] == "<think> </think> <answer> </answer>"
-    assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].head.prompt == THINK
+    assert jobs[2].head.prompt == THINK
     origin = jobs[0].head.origin
     assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(best), "best")
     assert origin.environment["packages"]["transformers"]
@@ -131,10 +127,10 @@ def test_a_signal_says_how_to_continue(monkeypatch: MonkeyPatch, caplog: LogCapt
     monkeypatch.setattr(signal, "signal", stopped.__setitem__)
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
     stop_on_signals()
-    for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")):
-        with raises(SystemExit, match=str(128 + number)):
-            stopped[number](number, None)
-        assert caplog.messages[-1] == f"\nstopped by {name}; continue with: python evaluate.py --k 8"
+    assert stopped.keys() == {signal.SIGTERM, signal.SIGHUP}
+    with raises(SystemExit, match="143"):
+        stopped[signal.SIGTERM](signal.SIGTERM, None)
+    assert caplog.messages == ["\nstopped by SIGTERM; continue with: python evaluate.py --k 8"]
     stopped.clear()
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
     stop_on_signals()
@@ -193,10 +189,11 @@ def test_regrade_names_an_adapter_that_was_trained_again(
     assert message.startswith(f"{path}: the weights have changed since these completions")
 
 
-def test_regrade_refuses_what_is_stored() -> None:
-    values = {"checkpoint": "last", "backend": "auto"}  # the defaults, but given
-    values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
-    for name in [*STORED_FLAGS, "max-new-tokens"]:
-        flags, given = parse_evaluation(EvaluationArguments, ["--regrade", f"--{name}={values.get(name, '1')}"])
-        with refused(f"--{name.replace('-', '_')}"):
-            find_stored_jobs(flags, given)
+def test_regrade_and_compare_refuse_what_is_stored() -> None:
+    for mode in (["--regrade"], ["--compare", "a", "b"]):
+        for flag in ("--checkpoint=last", "--max-new-tokens=1", "--overwrite"):
+            flags, given = parse_evaluation(EvaluationArguments, [*mode, flag])
+            with refused(flag.partition("=")[0].replace("-", "_").strip("_")):
+                flags.check_given(given)
+    flags, given = parse_evaluation(EvaluationArguments, ["--regrade", "--grader", "math_verify", "--split", "test"])
+    flags.check_given(given)

@@ -8,8 +8,6 @@ from helpers.scripts import ROOT, Command
 from pytest import CaptureFixture, MonkeyPatch, mark
 
 from gtpo.data.load import load_benchmark
-from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.records import read_entries
 from gtpo.grading import algebra, extract_answer, grade_text, is_correct, math_verify_accepts, timeouts
 
@@ -48,14 +46,6 @@ def test_answers_over_the_limit_are_counted_and_none_runs(monkeypatch: MonkeyPat
         assert not math_verify_accepts(text, "7")
     assert not list(tmp_path.iterdir())
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
-
-
-def test_the_problems_are_those_of_our_grader(here: Path) -> None:
-    Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
-    flags = [EvaluationArguments(["mine.jsonl"], grader=grader) for grader in (None, "math_verify")]
-    ours, theirs = (load_problems("mine", "mine.jsonl", each) for each in flags)
-    assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
-    assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
 def test_scores_and_table_name_the_grader(

@@ -72,8 +72,6 @@ def test_the_seed_determines_the_completions(tiny: Path, sampled: dict) -> None:
     torch.manual_seed(123)  # the random state does not matter, nor do holes in every batch
     done = {key for i, key in enumerate(sorted(sampled)) if i % 4 != 1}
     assert run_sampler(tiny, SETTINGS, done=done) == {key: row for key, row in sampled.items() if key not in done}
-    halves = run_sampler(tiny, replace(SETTINGS, k=4, batch_size=2))  # two batches of each problem
-    assert len(texts_of(halves)) == 28
     assert not texts_of(run_sampler(tiny, replace(SETTINGS, seed=1))) & texts_of(sampled)
 
 
@@ -152,11 +150,10 @@ def test_the_backend_follows_from_gpu_and_model(monkeypatch: MonkeyPatch) -> Non
     for gpu, tiny in ((False, False), (True, True)):
         monkeypatch.setattr(sampling, "gpu_is_available", lambda gpu=gpu: gpu)
         assert choose_sampler("auto", tiny) == "transformers"
-    for choice in ("auto", "vllm"):
-        with refused("vllm"):
-            choose_sampler(choice, tiny=False)
+    with refused("vllm"):
+        choose_sampler("auto", tiny=False)
     monkeypatch.setattr(sampling, "check_version", lambda package: None)
-    assert choose_sampler("vllm", tiny=False) == choose_sampler("auto", tiny=False) == "vllm"
+    assert choose_sampler("auto", tiny=False) == "vllm"
 
 
 def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) -> None:

@@ -30,7 +30,6 @@ from gtpo.evaluation.storage import (
     read_completions,
     read_head,
     scores_path,
-    shard_path,
 )
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy
@@ -123,9 +122,6 @@ def test_completions_of_fewer_problems_and_samples_are_kept(here: Path) -> None:
     large = of_size(7, 5)
     run_job(small, Canned)
     before = small.path.read_bytes()
-    with raises(AssertionError, match="loaded"):
-        run_job(large, never)
-    assert small.path.read_bytes() == before  # nothing is written before the first completion
     run_job(large, Canned)
     content = large.path.read_bytes()
     assert content.startswith(before) and read_head(large.path) == large.head
@@ -148,14 +144,11 @@ def test_only_first_problems_and_samples_are_extended(here: Path) -> None:
 
 
 def test_a_smaller_k_takes_the_first_samples(here: Path) -> None:
-    few = of_size(3, 2)
     run_job(of_size(3, 5), Canned)
-    stored = few.path.read_bytes()
+    few = of_size(3, 2)
     run_job(few, never)
-    assert few.path.read_bytes().startswith(stored) and read_head(few.path) == few.head
     entry = grade(few.path, few.problems)
     assert (entry.k, {problem.n for problem in entry.per_problem}) == (2, {2})
-    assert list(entry.scores["pass"]) == ["1", "2"]
     run_job(of_size(3, 5), never)
     assert grade(few.path, few.problems).k == 5 and len(read_completions(few.path)[1]) == 15
 
@@ -194,7 +187,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     ("number", "line"),
     [
         (1, "id,completion"),
-        (2, '{"id": "arith'),
         (6, "[]"),
         (2, '{"id": "arithmetic/0", "sample": 0, "completion": "", "tokens": 0, "finished": true, "extra": 1}'),
     ],
@@ -209,44 +201,10 @@ def test_a_damaged_file_is_refused_and_not_changed(tmp_path: Path, number: int, 
     assert path.read_text().split("\n") == lines
 
 
-@mark.parametrize(("old", "new"), [(b'"id": "arithmetic/0"', b'"id": "gsm8k/0"'), (b'"sample": 0', b'"sample": 3')])
-def test_a_completion_of_another_problem_is_replaced(old: bytes, new: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    content = fill(path)
-    path.write_bytes(content.replace(old, new, 1))
-    assert fill(path).splitlines()[-1] == content.splitlines()[1]
-
-
-def test_a_shard_of_other_settings_is_not_merged(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    shard = shard_path(path, "1/2")
-    fill(shard, SETTINGS | {"temperature": 0.5})
-    for options in ({}, {"shard": "2/2"}):
-        with refused(r"shard-1-of-2 was created with other settings \(temperature was"):
-            fill(path, load=never, **options)
-    assert fill(path, overwrite=True).count(b"\n") == 22
-    assert [found.name for found in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-def test_a_shard_is_merged_once_and_deleted(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    shard = shard_path(path, "1/2")
-    content = fill(shard)
-    with open_completions(shard, HEAD), refused("shard-1-of-2 is in use"):
-        fill(path, load=never)
-    assert shard.read_bytes() == content and path.read_bytes() == b""
-    for _ in range(2):  # the second time as if it was killed before it deleted the shard
-        run_job(Job(path, Problems(ROWS), Head(SETTINGS, Origin("of the merge"))), never)
-        assert path.read_bytes() == content and read_head(path).origin == ORIGIN  # that of what sampled them
-        assert not shard.exists()
-        shard.write_bytes(content)
-
-
 def test_the_hash_of_problems_depends_on_what_is_asked() -> None:
     assert problems_hash(ROWS) == "0ea25ba5d2ded379"  # stored with completions: it may not change
-    other_gold = [replace(problem, gold="7") for problem in ROWS]
-    assert problems_hash(other_gold) == problems_hash(ROWS)
-    assert problems_hash([replace(ROWS[0], question="Why?"), *ROWS[1:]]) != problems_hash(ROWS)
+    assert problems_hash([replace(problem, gold="7") for problem in ROWS]) == problems_hash(ROWS)
+    assert problems_hash(ROWS[1:]) != problems_hash(ROWS)
 
 
 def test_a_file_without_completions_is_created_again(tmp_path: Path) -> None:

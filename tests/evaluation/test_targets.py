@@ -23,13 +23,11 @@ from gtpo.evaluation.targets import (
     find_targets,
     max_lora_rank,
     model_label,
-    refuse_large_model_without_gpu,
     same_model,
 )
 from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy, load_policy
-from gtpo.runs.directory import RunDirectory
 
 TABLES = tables_of(__file__)
 
@@ -68,13 +66,12 @@ def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], chec
         choose_model(find_targets(names, None, checkpoint), None)
 
 
-def test_a_merged_model_is_no_base(outputs: Path, tiny: Path) -> None:
+def test_a_merged_model_is_no_base(outputs: Path) -> None:
     merged = outputs / "older" / "merged"
     assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run
     fake_run(outputs / "older", {"model": "tiny"})
     assert model_label(str(merged), [Target("")]) == "model-older-merged"
     assert model_label(str(merged), [Target(""), Target("other", outputs)]) == "base-merged"  # what it started from
-    assert model_label(str(tiny), [Target("")]) == f"base-{tiny.name}"
 
 
 def edit_json(path: Path, **changes: object) -> None:
@@ -191,14 +188,10 @@ def test_same_model(here: Path, a: str, b: str, same: bool) -> None:
 
 def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
-    unsloth = "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"
-    for name in ("llama", "qwen", "unsloth/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
-        with refused("GPU"):
+    for name in ("llama", "Qwen/Qwen2.5-3B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"):
+        with refused("needs a GPU"):
             choose_model([Target("")], name)
-    refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
     assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
-    monkeypatch.setattr(targets, "gpu_is_available", lambda: True)
-    refuse_large_model_without_gpu("llama")
 
 
 @fixture
@@ -217,7 +210,7 @@ def test_the_base_has_the_precision_of_training(trained: list[Target], gpu: None
     for others in ([in_16bit, elsewhere, base], [base]):
         assert choose_4bit(None, others) is False
     assert choose_4bit(False, trained[:1]) is False and choose_4bit(True, trained[1:]) is True
-    with refused("older/adapter was trained on 4-bit weights, outputs/copied not: set --load_in_4bit"):
+    with refused("set --load_in_4bit"):
         choose_4bit(None, trained)
     assert choose_4bit(True, trained) is True
 
@@ -225,11 +218,9 @@ def test_the_base_has_the_precision_of_training(trained: list[Target], gpu: None
 def test_a_4bit_adapter_without_gpu_is_a_warning(
     trained: list[Target], monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
-    for gpu, package in ((False, True), (True, False)):
-        monkeypatch.setattr(targets, "gpu_is_available", lambda gpu=gpu: gpu)
-        monkeypatch.setattr(targets, "is_installed", lambda name, package=package: package)
-        assert choose_4bit(None, trained[:1]) is False
-    assert ["a GPU and bitsandbytes" in message for message in caplog.messages] == [True, True]
+    monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
+    assert choose_4bit(None, trained[:1]) is False
+    assert "a GPU and bitsandbytes" in caplog.text
 
 
 THINK = "<think> </think> <answer> </answer>"
@@ -249,12 +240,9 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target]) -> None
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
-    assert think.adapter
-    run = RunDirectory(think.adapter.parent)
-    for model in (run.merged, run.model):
-        assert choose_prompts({}, [base], str(model)) == [PromptArguments()]  # it does not exist
-        model.mkdir()
-        assert choose_prompts({}, [base], str(model)) == [expected]
+    merged = Path("outputs/older/merged")
+    merged.mkdir()
+    assert choose_prompts({}, [base], str(merged)) == [expected]
 
 
 def test_a_copy_is_asked_as_it_was_trained(
@@ -274,9 +262,8 @@ def test_a_copy_is_asked_as_it_was_trained(
     AutoTokenizer.from_pretrained(copy).save_pretrained(merged)  # as merge_adapter does
     targets_of_copy = find_targets([str(copy)], None)
     assert choose_prompts({}, targets_of_copy) == choose_prompts({}, [Target("")], str(merged)) == [settings.prompt]
-    for name in ("gpu_is_available", "is_installed"):
-        monkeypatch.setattr(targets, name, lambda *_: True)
-    assert choose_4bit(None, targets_of_copy) is True
+    with refused("set --load_in_4bit"):
+        choose_4bit(None, [*targets_of_copy, *find_targets(["outputs/demo/newer"], None)])
     caplog.clear()
     shutil.copytree(outputs / "older" / "adapter", outputs / "plain")  # of an earlier revision
     assert choose_prompts({}, find_targets([str(outputs / "plain")], None)) == [PromptArguments()]

@@ -12,23 +12,12 @@ from helpers.scripts import Command
 import reproduce
 from study import __main__ as study
 
-WAIT = """
+START = """
 import json, os, pathlib, sys, time
 start = time.monotonic()
-
-def wait(name):
-    if not pathlib.Path("wait").exists():
-        return
-    waiting, awaited = pathlib.Path("wait").read_text().split(" until ")
-    started, end = pathlib.Path("started"), time.monotonic() + 20
-    while waiting in name and not (started.exists() and awaited in started.read_text()):
-        if time.monotonic() > end:
-            sys.exit("nothing came")
-        time.sleep(0.02)
-
 """
 TRAIN = (
-    WAIT
+    START
     + """
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = pathlib.Path(flags["--output_dir"])
@@ -37,7 +26,13 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps([pathlib.Path(sys.argv[0]).stem, run.name, given]) + "\\n")
 if pathlib.Path("fail").exists() and run.name in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
-wait(run.name)
+with open("started", "a") as file:
+    file.write(run.name + "\\n")
+if pathlib.Path("wait").exists():  # for so many runs at the same time
+    while len(pathlib.Path("started").read_text().split()) < int(pathlib.Path("wait").read_text()):
+        if time.monotonic() > start + 20:
+            sys.exit("nothing came")
+        time.sleep(0.02)
 (run / "adapter").mkdir(parents=True, exist_ok=True)
 (run / "best").mkdir(exist_ok=True)
 (run / "compiled").write_text(os.environ.get("UNSLOTH_COMPILE_LOCATION", ""))
@@ -50,29 +45,19 @@ with open("spans.jsonl", "a") as file:
 """
 )
 EVALUATE = (
-    WAIT
+    START
     + """
 import argparse, fcntl
 parser = argparse.ArgumentParser()
-for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir", "shard", "temperature"):
+for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir", "temperature"):
     parser.add_argument("--" + name, default="last" if name == "checkpoint" else None)
 parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
 runs = [run for run in flags.runs if run != "base"]
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(runs)]) + "\\n")
-if flags.shard:
-    label = " ".join([flags.shard, flags.benchmarks, flags.checkpoint, *(pathlib.Path(run).name for run in runs)])
-    with open("started", "a") as file:
-        file.write(label + "\\n")
-    wait(label)
-    with open("spans.jsonl", "a") as file:
-        file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
-    sys.exit()
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
-with open("started", "a") as file:
-    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in runs[0]))
 output = pathlib.Path(flags.output_dir)
 output.mkdir(parents=True, exist_ok=True)
 lock = open(output / "lock", "w")

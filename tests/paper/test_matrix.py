@@ -49,7 +49,7 @@ def test_tiny_run_resolves(name: str) -> None:
     assert resolved["output_dir"] == f"outputs/reproduce/tiny/{name}-s2"
 
 
-@pytest.mark.parametrize("name", ["sft-qwen-math", "grpo-llama-gsm8k-g8-beta0.04", "gtpo-qwen-gsm8k-onlyneg0.7"])
+@pytest.mark.parametrize("name", ["sft-qwen-math", "gtpo-qwen-gsm8k-onlyneg0.7"])
 def test_a_run_of_the_paper_is_its_config_file(name: str, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIGS.parent)
     method = name.partition("-")[0]
@@ -75,15 +75,12 @@ def test_shared_runs_appear_once_and_first_seeds_come_first() -> None:
 
 
 def test_all_has_more_seeds_than_a_figure() -> None:
-    def seeds(figures: list[str], *given: int, matrix: Any = MATRIX) -> set[int]:
-        return {run.seed for run in experiments_of(matrix, figures, "tiny", given)}
+    def seeds(figures: list[str], *given: int) -> set[int]:
+        return {run.seed for run in experiments_of(MATRIX, figures, "tiny", given)}
 
     assert seeds(ALL) == {*seeds_of_all(MATRIX, "tiny")} == {*range(1, 21)}
     assert seeds(ALL[:-1]) == {*range(1, 11)}
     assert seeds(ALL, 9) == seeds(["fig1"], 9) == {9}
-    other = MATRIX | {"tiny": MATRIX["tiny"] | {"seeds_of": {"fig1": [101]}}}
-    assert seeds(["fig1", "fig6"], matrix=other) == {101, *range(1, 11)}
-    assert seeds_of_all(MATRIX, "paper") == [3407]
 
 
 def test_evaluations_match_evaluate_py(here: Path) -> None:
@@ -149,7 +146,7 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
     first, second = work.experiments
     command = ("evaluate.py", *work.flags, "--runs", "base")
     paths = (str(first.run.path), str(second.run.path))
-    assert (first.name, second.name) == ("gtpo-g8", "gtpo-g12") and work.remaining() == ()
+    assert work.remaining() == ()
     finish(first.run.adapter)
     assert work.remaining() == (*command, paths[0])
     finish(second.run.adapter)
@@ -158,7 +155,7 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
     scores.parent.mkdir(parents=True)
     weights = {"adapter": fingerprint(first.run.adapter)}
     sampled = MATRIX["tiny"]["evaluation"][work.benchmark] | {"temperature": 1.0}
-    for other in ({}, {"k": 99}, {"max_new_tokens": 5}, {"temperature": 0.3}):
+    for other in ({}, {"k": 99}, {"temperature": 0.3}):
         write_json(scores, {"adapter": str(first.run.adapter), "settings": weights | sampled | other})
         assert work.is_scored(first) == (not other)
     assert work.remaining() == (*command, *paths, "--overwrite", "true")
@@ -166,18 +163,15 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
     assert work.remaining() == (*command, paths[1]) and not work.is_finished
     (first.run.adapter / "adapter_config.json").write_text('{"r": 4}')  # trained again since its scores
     assert not work.is_scored(first)
-    shard = replace(work, flags=(*work.flags, "--shard", "1/2"))
-    assert shard.remaining() == ()  # the evaluation itself replaces them
 
 
-@pytest.mark.parametrize(("name", "before"), [("max_steps", 3), ("num_generations", 99), ("model", "smol")])
-def test_a_run_with_other_settings_is_refused(name: str, before: Any, sandbox: Any) -> None:
+def test_a_run_with_other_settings_is_refused(sandbox: Any) -> None:
     """Otherwise it would be kept, or resumed. The matrix does not set gamma."""
     run = experiment(MATRIX, "tiny", "gtpo-g8", 1)
     run.run.check_settings(run.settings)  # not there yet
     resolved = {"gamma": 7.5} | {name_of(key): value for key, value in run.settings.items()}
     fake_run(run.run.path, resolved, saved=["adapter"])
     run.run.check_settings(run.settings)
-    fake_run(run.run.path, resolved | {name: before})
-    with refused(f"gtpo-g8-s1 was made with .* {before}, which is {resolved[name]} now"):
+    fake_run(run.run.path, resolved | {"num_generations": 99})
+    with refused("gtpo-g8-s1 was made with .* 99, which is 8 now"):
         sandbox.reproduce("fig2", "--scale", "tiny", "--only", "gtpo-g8", "--seeds", "1")

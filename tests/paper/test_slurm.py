@@ -197,12 +197,9 @@ def test_the_options_of_slurm(slurm: Path, tmp_path: Path) -> None:
     }
     assert "gpus_per_node" not in read_cluster(["gres=gpu:a100:1"], "paper", tmp_path).parameters
     assert read_cluster(["cluster=local", "parallel=3"], "tiny", tmp_path).parallel == 3
-    assert read_cluster(["cluster=local"], "paper", tmp_path).parallel == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [("90", 90), ("24:00:00", 1440), ("2-00:30:00", 2910), ("0:10:30", 11), ("00:00:01", 1)]
-)
+@pytest.mark.parametrize(("limit", "expected"), [("90", 90), ("2-00:30:00", 2910), ("00:00:01", 1)])
 def test_time_limits(limit: str, expected: int) -> None:
     assert minutes(limit) == expected
 

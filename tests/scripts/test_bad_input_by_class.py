@@ -74,9 +74,8 @@ EVALUATE = ["--model", "tiny", "--benchmarks"]
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0
 arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
-arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
-arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
-arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
+arithmetic --temperature nan|arithmetic --seed -1|arithmetic --batch_size 0
+arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite
 arithmetic --output_dir=|arithmetic --compare a b|amc2023
 no_column.jsonl|object.jsonl
 gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
