@@ -157,7 +157,7 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 # installed. GPU_PYTHON selects an interpreter that has the packages: then nothing is installed, and no network is needed.
 first-light:
 	$(if $(GPU_PYTHON),,@$(CHECK_PYTHON))
-	$(or $(GPU_PYTHON),$(PYTHON)) -m gtpo.models.preflight --model tiny
+	$(or $(GPU_PYTHON),$(PYTHON)) -m gtpo.models.preflight
 	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
 

@@ -313,7 +313,7 @@ class RunArguments:
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
     merge: Literal["none", "16bit"] = option("none", "16bit: also write merged/, one standalone model.")
-    dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
+    dry_run: bool = option(False, "Print steps, hours, expected memory and changed settings, and exit.")
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:

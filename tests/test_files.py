@@ -21,7 +21,7 @@ from gtpo.evaluation.scores import write_results
 from gtpo.evaluation.targets import adapter_config
 from gtpo.files import apply_umask, fingerprint, open_regular, remove, replace_directory, write_atomically
 from gtpo.models.hub import check_model_files
-from gtpo.reports.html import _spread, read_held_out
+from gtpo.reports.html import _shown_tables
 from gtpo.runs.directory import RunDirectory, damage
 from paper.results import read_results
 
@@ -176,8 +176,8 @@ def test_a_named_pipe_is_refused(name: str, tmp_path: Path, soon: None) -> None:
 
 def test_a_named_pipe_is_no_manifest_and_no_table(tmp_path: Path, soon: None) -> None:
     run = RunDirectory(tmp_path)
-    for path in (run.checkpoint(1) / "files.json", run.completions / "1.parquet", run.completions / "held_out_1.json"):
+    for path in (run.checkpoint(1) / "files.json", run.completions / "1.parquet"):
         path.parent.mkdir(exist_ok=True)
         os.mkfifo(path)
     assert damage(run.checkpoint(1)) == "files.json is missing or unreadable"
-    assert read_held_out(run, 3) == [] == _spread(run.completion_tables(), 3)
+    assert _shown_tables(run) == []

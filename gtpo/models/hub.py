@@ -1,4 +1,4 @@
-"""Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
+"""Where a model is: the tiny base in this package, a directory, or the Hub and its cache."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, hub_name
 from gtpo.errors import UsageError, first_line, nearest
 
-GB = 10**9
 MOST_LAYERS = 1000  # of a model, and of experts in a layer
 # Part of the package; named by the hash of its recipe.
 TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
@@ -23,43 +22,16 @@ def hub_is_reachable() -> bool:
     return True
 
 
-def may_need_access(model: str) -> bool:
-    """Whether a model would be downloaded from the Hub now: it is not cached, and the Hub can be reached."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return is_hub_id(model) and not try_to_load_from_cache(model, "config.json") and hub_is_reachable()
-
-
-def check_access(model: str, copy: bool = False) -> str | None:
-    """Whether the token of this machine may read a gated model; loading reports any other error.
-
-    With ``copy`` Unsloth trains on its own copy, which is not gated.
-    """
-    from huggingface_hub import auth_check
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-
-    try:
-        auth_check(model)
-    except GatedRepoError:
-        why = " (training uses Unsloth's copy; evaluate.py and --merge load the original)" if copy else ""
-        return (
-            f"{model} is gated and the Hub token of this machine has no access{why}: accept its license on "
-            f"https://huggingface.co/{model}, then `hf auth login` or `export HF_TOKEN=...`."
-        )
-    except HfHubHTTPError:
-        pass
-    return None
-
-
-def check_upload() -> str | None:
-    """Whether the token of this machine can upload, as ``--push_to_hub`` does after the training."""
+def check_upload() -> None:
+    """UsageError if the token of this machine cannot upload, as ``--push_to_hub`` does after the training."""
     from huggingface_hub import whoami
 
     try:
         whoami()
     except Exception as error:  # no network, no token, or one that is not valid
-        return f"--push_to_hub: {first_line(error)}: `hf auth login`, or remove it and `hf upload` the result."
-    return None
+        raise UsageError(
+            f"--push_to_hub: {first_line(error)}: `hf auth login`, or remove it and `hf upload` the result."
+        ) from error
 
 
 def check_model_name(name: str) -> None:

@@ -9,21 +9,19 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from gtpo.arguments import Settings, Values, alias_of, hub_name
+from gtpo.arguments import Settings, Values, alias_of
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
-from gtpo.models.hub import GB, hub_is_reachable, is_hub_id, load_config
+from gtpo.models.hub import hub_is_reachable, is_hub_id, load_config
 
 Parts = dict[str, float]  # name of a part -> its bytes, or GiB
 GIB = 2**30
-_SIZES = read_yaml(Path(__file__).with_name("sizes.yaml"))
-GPUS = _SIZES["gpus"]
-PLANNED = "80 GB (A100, H100)"  # of GPUS: where a run is planned without a GPU
+PLANNED = 79.1  # GiB of an A100 or H100 of 80 GB: where a run is planned without a GPU
 SPARE = 0.1  # share of a GPU that stays free beside the estimate
 OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
 VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
@@ -84,7 +82,7 @@ class Shape:
         }
 
 
-KNOWN = {alias: Shape(**numbers) for alias, numbers in _SIZES["models"].items()}
+KNOWN = {alias: Shape(**sizes) for alias, sizes in read_yaml(Path(__file__).with_name("sizes.yaml")).items()}
 
 
 def shape_of(model: str) -> Shape:
@@ -135,11 +133,6 @@ def known_shape(model: str) -> Shape | None:
     with suppress(UsageError):
         return shape_of(model)
     return None
-
-
-def download_size(shape: Shape, is_4bit: bool) -> float:
-    """Bytes of the weights of a Hub model, or of Unsloth's 4-bit copy."""
-    return shape.projections * (NF4_BYTES if is_4bit else 2) + shape.embeddings * 2
 
 
 def estimate(shape: Shape, values: Values) -> Parts:
@@ -195,7 +188,8 @@ def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
     if plans_unsloth(values):
         slots += lora
     else:
-        parts["vLLM's weights"] = download_size(shape, values["load_in_4bit"])  # its own copy
+        weight = NF4_BYTES if values["load_in_4bit"] else 2
+        parts["vLLM's weights"] = shape.projections * weight + shape.embeddings * 2  # its own copy
     parts["vLLM's LoRA"] = slots * 2
     # gate and up, their product, and the layer's input and output
     activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
@@ -218,82 +212,32 @@ def _generated(values: Values) -> int:
     return values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches
 
 
-class VllmShare(NamedTuple):
-    """GiB of a run that shares its GPU with vLLM."""
-
-    fixed: float  # vLLM without KV cache
-    cache: float  # KV cache of one completion of the maximum length
-    completions: int  # that are generated together
-    training: float
-
-    def need(self, completions: int) -> float:
-        """GiB of vLLM with the KV cache of so many completions."""
-        return self.fixed + completions * self.cache
-
-
-def vllm_share(shape: Shape, values: Values) -> VllmShare:
-    """How the memory of a run is shared; Unsloth trains on vLLM's weights."""
-    parts = estimate(shape, values)
-    completions = _generated(values)
-    cache = parts["KV cache"]
-    weights = parts.get("vLLM's weights", parts["weights"])
-    fixed = weights + parts.get("vLLM's LoRA", 0) + parts["vLLM's activations and graphs"]
-    return VllmShare(fixed, cache / completions, completions, sum(parts.values()) - fixed - cache)
-
-
 def verdict(shape: Shape, values: Values, free: float, total: float) -> str | None:
-    """Why a run does not fit ``free`` of ``total`` GiB of memory, and what it would take; None if it fits.
+    """Why a run does not fit ``free`` of ``total`` GiB of memory; None if it fits.
 
-    vLLM in the training process reserves its share of all memory; completions beyond its KV cache wait.
+    vLLM in the training process reserves its share of all memory; completions beyond its KV cache wait. Unsloth trains
+    on vLLM's weights.
     """
+    parts = estimate(shape, values)
+    need = sum(parts.values())
     if not _shares_with_vllm(values):
-        need = sum(estimate(shape, values).values())
         return None if need < free else f"the run is estimated to need {need:.1f} GiB: lower --max_seq_length"
-    share = vllm_share(shape, values)
-    left = free - share.training
-    one = share.need(1)
+    weights = parts.get("vLLM's weights", parts["weights"])
+    fixed = weights + parts["vLLM's LoRA"] + parts["vLLM's activations and graphs"]
+    one = fixed + parts["KV cache"] / _generated(values)  # of one completion
+    training = need - fixed - parts["KV cache"]
     reserved = values["gpu_memory_utilization"] * total
-    if one <= reserved < left:
+    if one <= reserved < free - training:
         return None
-    least = _utilization(one, total)
-    flag = "lower --max_seq_length"
-    if least * total < left:
-        flag = f"add `--gpu_memory_utilization {least:g}`"
-    needs = f"at least {one:.1f} GiB for vLLM and {share.training:.1f} for training"
-    return f"vLLM reserves {reserved:.1f} GiB and the run is estimated to need {needs}: {flag}"
-
-
-def _utilization(need: float, total: float) -> float:
-    """The least ``--gpu_memory_utilization`` in hundredths that reserves ``need`` of ``total`` GiB."""
-    return math.ceil(100 * need / total) / 100
+    least = math.ceil(100 * one / total) / 100
+    return (
+        f"vLLM reserves {reserved:.1f} GiB, and is estimated to need {one:.1f} (`--gpu_memory_utilization {least:g}`) "
+        f"next to {training:.1f} for training: set that, or lower --max_seq_length"
+    )
 
 
 def _shares_with_vllm(values: Values) -> bool:
     return values.get("use_vllm", False) and values["vllm_mode"] == "colocate"
-
-
-def fit(shape: Shape, values: Values, size: float) -> str:
-    """Whether a run fits a GPU, or host, of ``size`` GiB: the verdict, or its largest micro-batch and vLLM's room."""
-    completions = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
-    rows = largest_batch(shape, values, completions, size)
-    if fault := verdict(shape, values | micro_batches(completions, rows), size, size):
-        return fault
-    text = f"fits, with --per_device_train_batch_size up to {rows}"
-    if not _shares_with_vllm(values):
-        return text
-    share = vllm_share(shape, values | micro_batches(completions, 1))
-    room = values["gpu_memory_utilization"] * size - share.fixed
-    held = min(share.completions, int(room / share.cache))
-    text += f"; vLLM has room for {held} of {share.completions} completions at the maximum length"
-    for_all = _utilization(share.need(share.completions), size)
-    if held < share.completions and for_all * size < size - share.training:
-        text += f"; `--gpu_memory_utilization {for_all:g}` has room for all"
-    return text
-
-
-def micro_batches(completions: int, rows: int) -> dict[str, int]:
-    """The settings of a step of ``completions`` in micro-batches of ``rows``."""
-    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
 
 
 def largest_batch(shape: Shape, values: Values, completions: int, size: float) -> int:
@@ -307,7 +251,8 @@ def largest_batch(shape: Shape, values: Values, completions: int, size: float) -
         most = math.gcd(completions, values.get("num_generations") or completions)
         free = size * (1 - SPARE)
     for rows in range(most, 1, -1):
-        if most % rows == 0 and verdict(shape, values | micro_batches(completions, rows), free, size) is None:
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
+        if most % rows == 0 and verdict(shape, values | sizes, free, size) is None:
             return rows
     return 1
 
@@ -328,7 +273,7 @@ def derived_micro_batch(values: Values, processes: int) -> int:
     completions = max(1, every // processes)
     if values["use_cpu"]:
         return largest_batch(shape, values, completions, _host_memory() / 3)
-    return largest_batch(shape, values, completions, gpu_memory() or GPUS[PLANNED])
+    return largest_batch(shape, values, completions, gpu_memory() or PLANNED)
 
 
 def gpu_memory() -> float | None:
@@ -341,7 +286,7 @@ def gpu_memory() -> float | None:
 
 
 def describe_plan(settings: Settings, rows: int) -> str:
-    """Steps, disk and memory of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
+    """Steps, memory and hours of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
 
     With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download.
     """
@@ -358,81 +303,46 @@ def describe_plan(settings: Settings, rows: int) -> str:
         f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
         settings.optimization,
+        f"micro-batch: {trainer.per_device_train_batch_size} of {settings.completions_per_step}",
+        *_memory_lines(shape, values),
     ]
-    if is_hub_id(hub_name(model)):
-        copy = values["load_in_4bit"] and plans_unsloth(values)  # Unsloth has 4-bit copies of known models
-        lines.append(f"download: {download_size(shape, copy) / GB:.1f} GB of weights, unless they are cached")
-    parts = estimate(shape, values)
-    if steps and trainer.save_strategy == "steps":
-        lines.append(_disk(trainer, steps, parts))
-    batch = f"micro-batch: {trainer.per_device_train_batch_size} of {settings.completions_per_step}"
-    if not values["use_cpu"] and not gpu_memory():
-        batch += f", planned for {PLANNED}"
-    lines += [batch, *_memory_lines(values, shape, parts)]
     if not values["use_cpu"] and steps:
-        lines += [f"hours: {text}" for text in hours(settings, steps)]
+        lines.append(f"hours: {hours(settings, steps)}")
         if saved := saved_in_16_bits(settings, gpu_memory(), steps):
             lines.append(saved)
     lines.append("changed settings; all: config.yaml of a run")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
 
-def _disk(trainer: Any, steps: int, parts: Parts) -> str:
-    """The checkpoints of a run: trained weights and optimizer state."""
-    every = trainer.save_steps
-    if every < 1:
-        every *= steps
-    count = min(math.ceil(steps / every), trainer.save_total_limit or steps)
-    trained = parts["LoRA"] or parts["weights"]
-    each = (trained + parts["optimizer"]) * GIB / GB
-    return f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all"
-
-
-def _memory_lines(values: Values, shape: Shape, parts: Parts) -> list[str]:
-    """The memory by part, and where the run fits: this machine and, for a GPU, ``GPUS``."""
-    on_cpu = values["use_cpu"]
-    where = "host" if on_cpu else "GPU"
-    size = _host_memory() if on_cpu else gpu_memory()
+def _memory_lines(shape: Shape, values: Values) -> list[str]:
+    """The memory by part, and whether the run fits this machine, or a GPU of ``PLANNED``."""
+    parts = estimate(shape, values)
     large = [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05]
-    lines = [
-        f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:",
-        f"  {', '.join(large)}",
+    known = _host_memory() if values["use_cpu"] else gpu_memory()
+    where = "this machine" if known else "an A100 or H100 of 80 GB"
+    size = known or PLANNED
+    fault = verdict(shape, values, size, size)
+    return [
+        f"memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate: {', '.join(large)}",
+        f"{where}, {size:.1f} GiB: {fault or 'fits'}",
     ]
-    if size:
-        lines.append(f"  this machine, {size:.1f} GiB: {fit(shape, values, size)}")
-    others = {} if on_cpu else GPUS
-    return lines + [f"  {name}: {fit(shape, values, gib)}" for name, gib in others.items()]
 
 
-def hours(settings: Settings, steps: int) -> list[str]:
-    """The time of a run by the rates of configs/experiments.yaml, one line a GPU, or why it is not known."""
+def hours(settings: Settings, steps: int) -> str:
+    """The time of a run by the rates of configs/experiments.yaml, or why it is not known."""
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
     model = alias_of(settings.model.model)
     group = settings.group_size
     usual = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
     if model not in rates["seconds_per_token"] or not usual or settings.completions_per_step != group:
-        return [
-            "not known; the authors' logs have llama and qwen on gsm8k and math with G of 8 or 12, one prompt a step"
-        ]
+        return "not known; the authors' logs have llama and qwen on gsm8k and math with G of 8 or 12, one prompt a step"
     together = _generated(settings.to_dict()) / group  # prompts that are generated at once
     longest = settings.trainer.max_completion_length
-
-    def of(rates: Values, tokens: int) -> float:
-        return hours_of_steps(rates, model, group, tokens / together, steps)
-
-    slow = of(rates, usual)
-    lines = [
-        f"{slow / rates['speedup'][model]:.1f} to {slow:.1f} on an {rates['gpu']}, an estimate; up to "
-        f"{of(rates, longest):.0f} if the policy collapses and writes {longest:,} tokens each"
-    ]
-    measured = rates["measured"]
-    if model in measured["4 bits"]["seconds_per_token"]:
-        in_4_bits, in_16_bits = (of(measured[bits], usual) for bits in ("4 bits", "16 bits"))
-        lines.append(
-            f"{in_4_bits:.1f} on an {measured['gpu']} in 4 bits, as in the paper, {in_16_bits:.1f} with --load_in_4bit "
-            "false, by two measured steps each of one micro-batch"
-        )
-    return lines
+    slow, collapsed = (hours_of_steps(rates, model, group, tokens / together, steps) for tokens in (usual, longest))
+    return (
+        f"{slow / rates['speedup'][model]:.1f} to {slow:.1f} on an {rates['gpu']}, an estimate; up to {collapsed:.0f} "
+        f"if the policy collapses and writes {longest:,} tokens each"
+    )
 
 
 def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None = None) -> str | None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import Values
 from gtpo.errors import UsageError
-from gtpo.files import read_yaml, write_atomically
+from gtpo.files import read_yaml
 from gtpo.reports.metrics import Rows, curve_of, reward_names
 from gtpo.runs.directory import RunDirectory, existing_run, method_of
 
@@ -91,15 +92,12 @@ def plain_text(text: str) -> str:
 
 def panels_of(runs: Collection[Rows]) -> dict[str, str]:
     """The panels of some runs: custom rewards, the metrics of ``PANELS`` that were logged; the loss if that is one."""
-    logged: set[str] = set()
-    rewards: set[str] = set()
-    for rows in runs:
-        rewards.update(reward_names(rows))
-        for row in rows:
-            logged.update(metric for metric, value in row.items() if value is not None)
-    own = sorted(rewards - {"format_reward", "accuracy_reward"})
+    every: Rows = list(chain(*runs))
+    own = sorted({*reward_names(every)} - {"format_reward", "accuracy_reward"})
     panels = {f"rewards/{name}/mean": name for name in own}
-    panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
+    for metric, label in PANELS.items():
+        if any(row.get(metric) is not None for row in every):
+            panels[metric] = label
     if len(panels) < 2:
         panels = {"loss": "loss"} | panels
     return panels
@@ -110,8 +108,6 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
     labels = labels or [Path(run).name for run in runs]
     if not len(runs) == len(labels) == len({*labels}):
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
-    if window < 1:
-        raise UsageError(f"--window is {window}: expected at least 1 step.")
     rows = {}
     arms = {}
     for label, directory in zip(labels, runs, strict=True):
@@ -120,9 +116,8 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
         if run.config.is_file():
             arms[label] = arm_of_run(run)
     figure = plot_training(rows, window, arms)
-    path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150, format=path.suffix[1:]))
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=150)
     return output
 
 

@@ -1,4 +1,4 @@
-"""The report of a run: its curves, a held-out prompt over training, and groups with the weight of each token.
+"""The report of a run: its curves, and groups with the weight of each token.
 
     python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
 
@@ -8,24 +8,19 @@
 import argparse
 import io
 import itertools
-import json
 import logging
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from gtpo.arguments import MODEL_ALIASES, Values
+from gtpo.arguments import Values
 from gtpo.errors import printable
 from gtpo.files import write_atomically
 from gtpo.reports.curves import arm_of_run, plot_training
-from gtpo.reports.metrics import Rows, finite_values, reward_names
-from gtpo.reports.summary import TEMPLATES, find_problems, initial_entropy_text, score_lines
+from gtpo.reports.metrics import Rows, reward_names
+from gtpo.reports.summary import TEMPLATES, find_problems, score_lines
 from gtpo.runs.directory import RunDirectory, command_of, existing_run, method_of
 from gtpo.runs.script import run_script
-from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +44,8 @@ def read_group(
     from pyarrow.parquet import read_table
 
     rows = read_table(table).slice(0, group_size).to_pylist()
-    advantages = torch.tensor([row["advantage"] for row in rows])
-    everywhere = torch.ones(len(rows), 1, dtype=torch.bool)
-    on_spans = conflict_weights(everywhere, advantages, positive_weight)[:, 0].tolist()
-    for row, on_span in zip(rows, on_spans, strict=True):
+    for row in rows:
+        on_span = positive_weight * (row["advantage"] > 0) if row["advantage"] else 1.0  # lambda of Eq. 9
         row["spans"] = _spans(logged_text(row["completion"]), row["conflicts"], on_span)
         row["prompt"] = logged_text(row["prompt"])
     return rows[0]["step"], Group([name for name in rewards if name in rows[0]], rows)
@@ -67,42 +60,24 @@ def _spans(text: str, conflicts: Sequence[Sequence[int]], on_span: float) -> lis
     return spans
 
 
-def _macros() -> Any:
-    return TEMPLATES.get_template("group.html.jinja").module
-
-
 def group_html(group: Group) -> str:
     """The group as HTML: its prompt turn by turn, the gold answer, and its completions, highest advantage first."""
-    return str(_macros().group(group))
+    return str(TEMPLATES.get_template("group.html.jinja").module.group(group))  # type: ignore[attr-defined]
 
 
-def side_by_side(samples: Sequence[Values]) -> str:
-    """Completions of several steps as the columns of a table; a prompt that all of them have stands above it."""
-    return str(_macros().side_by_side(samples))
-
-
-def write_report(run_directory: str | Path, groups: int = 3) -> Path:
-    """Write ``report.html``: the curves of a run, and a few of its groups from first to last step."""
+def write_report(run_directory: str | Path) -> Path:
+    """Write ``report.html``: the curves of a run, and its first, middle and last stored group."""
     run = existing_run(run_directory, having="metrics")
     rows = run.read_metrics()
     settings = run.read_config()
-    environment = run.read_environment()
-    method = method_of(run)
-    shown = _read_groups(run, settings, reward_names(rows), groups)
     page = TEMPLATES.get_template("report.html.jinja").render(
-        method=method,
-        ended=date.fromtimestamp(run.metrics.stat().st_mtime),
-        base=MODEL_ALIASES.get(settings["model"], settings["model"]),
-        environment=environment,
-        problems=find_problems(rows, settings.get("max_completion_length")).values(),
-        scores=score_lines(run, rows),
-        entropy=initial_entropy_text(run),
-        seconds=finite_values(rows, "step_time"),
-        again=method and command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME"),
-        curves=_curves(run, settings["run_name"], rows),
-        held_out=read_held_out(run, groups),
-        groups=shown,
+        method=method_of(run),
         settings=settings,
+        problems=find_problems(rows, settings.get("max_completion_length")).values(),
+        scores=score_lines(rows),
+        again=command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME"),
+        curves=_curves(run, settings["run_name"], rows),
+        groups=_read_groups(run, settings, reward_names(rows)),
     )
     write_atomically(run.report, page)
     return run.report
@@ -117,14 +92,11 @@ def _curves(run: RunDirectory, name: str, rows: Rows) -> str:
     return tag + drawing.replace("#000000", "currentColor")
 
 
-def _read_groups(run: RunDirectory, settings: Values, rewards: Sequence[str], count: int) -> list[tuple[int, str]]:
-    """(step, HTML) of the first group of so many stored tables.
-
-    A table that cannot be read is logged.
-    """
+def _read_groups(run: RunDirectory, settings: Values, rewards: Sequence[str]) -> list[tuple[int, str]]:
+    """(step, HTML) of the first group of three stored tables; a table that cannot be read is logged."""
     shown = []
     positive_weight = settings.get("conflict_positive_weight", 2.0)
-    for path in _spread(run.completion_tables(), count):
+    for path in _shown_tables(run):
         try:
             step, group = read_group(path, settings["num_generations"], rewards, positive_weight)
             shown.append((step, group_html(group)))
@@ -133,24 +105,10 @@ def _read_groups(run: RunDirectory, settings: Values, rewards: Sequence[str], co
     return shown
 
 
-def _spread(paths: Sequence[Path], count: int) -> list[Path]:
-    """So many of some files, from the first to the last; none through a link or a named pipe."""
-    own = [path for path in paths if path.is_file() and not path.is_symlink()]
-    shown = min(count, len(own))
-    spread = []
-    for i in range(shown):
-        place = i * (len(own) - 1) // max(1, shown - 1)
-        spread.append(own[place])
-    return spread
-
-
-def read_held_out(run: RunDirectory, count: int) -> list[Values]:
-    """The completions of a held-out prompt at the first, middle and last evaluation."""
-    samples = []
-    for path in _spread(sorted(run.completions.glob("held_out_*.json")), count):
-        sample = json.loads(path.read_bytes())
-        samples.append(sample | {name: logged_text(sample[name]) for name in ("prompt", "completion")})
-    return samples
+def _shown_tables(run: RunDirectory) -> list[Path]:
+    """The first, middle and last table; none through a link or a named pipe."""
+    own = [path for path in run.completion_tables() if path.is_file() and not path.is_symlink()]
+    return own and sorted({own[0], own[len(own) // 2], own[-1]})
 
 
 def main() -> None:

@@ -2,24 +2,18 @@
 
 import json
 import logging
-import math
 import shlex
-from collections import deque
-from collections.abc import Mapping
-from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import jinja2
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
-from gtpo.arguments import BENCHMARK_TITLES, Settings, Values
+from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
 from gtpo.files import read_regular
 from gtpo.processes import is_main_process
-from gtpo.reports.metrics import Numbers, Rows, finite_values, of_training, reward_names
+from gtpo.reports.metrics import Rows, finite_values, of_training, reward_names
 from gtpo.runs.directory import RunDirectory, is_held_out
 from gtpo.runs.script import training_begins
 
@@ -28,87 +22,59 @@ logger = logging.getLogger(__name__)
 WINDOW = 10  # logged steps of the first and the last mean
 PROBLEM_STEPS = 5  # logged steps in a row that make a problem
 CUT_OFF = 0.95  # share of completions cut off at the length limit that makes a problem
-_PERCENT = {  # metric -> label and the factor that makes it percent
-    "accuracy": ("accuracy", 1),
-    "accuracy_lenient": ("accuracy in any format", 1),
-    "formatting": ("formatting", 1),
-    "mean_token_accuracy": ("token accuracy", 100),
-    "completions/clipped_ratio": ("cut off", 100),
+_SCORES = {  # metric -> label, factor, format and unit
+    "accuracy": ("accuracy", 1, ".1f", " %"),
+    "accuracy_lenient": ("accuracy in any format", 1, ".1f", " %"),
+    "formatting": ("formatting", 1, ".1f", " %"),
+    "mean_token_accuracy": ("token accuracy", 100, ".1f", " %"),
+    "completions/clipped_ratio": ("cut off", 100, ".1f", " %"),
 }
 _NO_ADVANTAGE = (
-    "every reward ({}) {}, so all advantages are 0: read the completions in report.html (`python -m gtpo.reports.html "
-    "RUN` writes it)"
+    "so all advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
 )
 _OURS = ("accuracy_reward", "format_reward")  # logged as accuracy and formatting too
 
 
-def _window_of(rows: Rows) -> int:
-    """Logged steps of a mean: ``WINDOW``, or half of a short run."""
-    return min(WINDOW, max(1, len(of_training(rows)) // 2))
-
-
-def scores(rows: Rows) -> list[str]:
-    """What a run learned: accuracy, formatting, other rewards, the share cut off; SFT: token accuracy and loss."""
-    return _compared(of_training(rows), _window_of(rows))
-
-
-def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
+def score_lines(rows: Rows) -> list[str]:
     """A line with the scores on the training prompts, and one with those on the held-out rows, as far as they exist."""
+    training = of_training(rows)
+    window = min(WINDOW, max(1, len(training) // 2))
+    held_out = []
+    for row in rows:
+        if is_held_out(row):
+            held_out.append({name.removeprefix("eval_"): value for name, value in row.items()})
     lines = []
-    if found := scores(rows):
-        window = _window_of(rows)
-        steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
-        lines.append(f"{steps}: {', '.join(found)}")
-    if held_out := held_out_text(rows, run.read_best()):
-        lines.append(held_out)
+    if found := scores(training, window):
+        lines.append(f"Means of the first and last {counted(window, 'logged step')}: {found}")
+    if found := scores(held_out, 1):
+        lines.append(f"Held-out rows, steps {held_out[0]['step']} to {held_out[-1]['step']}: {found}")
     return lines
 
 
-def held_out_text(rows: Rows, best: Mapping[str, float]) -> str | None:
-    """The scores of the first and last evaluation on held-out rows, and that of best/; None where there is none."""
-    evaluations = [row for row in rows if is_held_out(row)]
-    unprefixed = [{name.removeprefix("eval_"): value for name, value in row.items()} for row in evaluations]
-    found = _compared(unprefixed, 1)
-    if not found:
-        return None
-    first = evaluations[0]["step"]
-    last = evaluations[-1]["step"]
-    text = f"Held-out rows, steps {first} to {last}: {', '.join(found)}"
-    for name, value in best.items():
-        if name.startswith("eval_"):
-            text += f"; best/ has {name} {value:.4g} of step {best['step']}"
-    return text
-
-
-def _compared(rows: Rows, window: int) -> list[str]:
-    """Each metric with its first and last mean over some rows; values that are not finite do not count."""
+def scores(rows: Rows, window: int) -> str:
+    """Each metric with the mean of its first and of its last values, as many as ``window``, that are finite."""
     rewards = reward_names(rows)
-    others = {f"rewards/{name}/mean": name for name in rewards if name not in _OURS}
+    shown = dict(_SCORES)
+    for name in rewards:
+        if name not in _OURS:
+            shown[f"rewards/{name}/mean"] = (name, 1, ".3g", "")
     if not rewards:
-        others["loss"] = "loss"
+        shown["loss"] = ("loss", 1, ".3g", "")
     found = []
-    for metric in [*_PERCENT, *others]:
-        values = finite_values(rows, metric)
-        if not values:
-            continue
-        first = fmean(values[:window])
-        last = fmean(values[-window:])
-        if metric in others:
-            found.append(f"{others[metric]} {first:.3g} -> {last:.3g}")
-        else:
-            label, factor = _PERCENT[metric]
-            found.append(f"{label} {factor * first:.1f} -> {factor * last:.1f} %")
-    return found
+    for metric, (label, factor, form, unit) in shown.items():
+        values = [factor * value for value in finite_values(rows, metric)]
+        if values:
+            found.append(f"{label} {fmean(values[:window]):{form}} -> {fmean(values[-window:]):{form}}{unit}")
+    return ", ".join(found)
 
 
 def initial_entropy_text(run: RunDirectory) -> str | None:
-    """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
-    try:
-        record = json.loads(read_regular(run.initial_entropy))
-        state = "on" if record["filter_on"] else "off"
-        return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
-    except (OSError, ValueError, KeyError, TypeError):
+    """<H>_ini and the state of the entropy filter in words; None for a run that has not measured it."""
+    if not run.initial_entropy.is_file():
         return None
+    record = json.loads(read_regular(run.initial_entropy))
+    state = "on" if record["filter_on"] else "off"
+    return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
 
 
 def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
@@ -123,32 +89,13 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
     if cut and fmean(cut) >= CUT_OFF:
         share = f"{100 * fmean(cut):.0f} % of the completions of {steps}"
         problems["cut off"] = f"{share} were cut off at {max_completion_length} tokens: raise --max_completion_length"
-    logged = [name for name in reward_names(last) if finite_values(last, f"rewards/{name}/mean")]
-    recent = chain.from_iterable(chain(*_means_and_stds(last, name)) for name in logged)
-    if logged and not any(recent):
-        problems["zero"] = _NO_ADVANTAGE.format(", ".join(logged), f"of {steps} was 0")
-    elif logged and all(_is_constant(every, name) for name in logged):
-        problems["constant"] = _NO_ADVANTAGE.format(", ".join(logged), "was always the same")
+    equal = finite_values(every, "frac_reward_zero_std")
+    rewards = finite_values(last, "reward") + finite_values(last, "reward_std")
+    if rewards and not any(rewards):
+        problems["zero"] = f"every reward of {steps} was 0, {_NO_ADVANTAGE}"
+    elif equal and min(equal) == 1:
+        problems["constant"] = f"the completions of a prompt always had equal rewards, {_NO_ADVANTAGE}"
     return problems
-
-
-def _means_and_stds(rows: Rows, reward: str) -> tuple[Numbers, Numbers]:
-    return finite_values(rows, f"rewards/{reward}/mean"), finite_values(rows, f"rewards/{reward}/std")
-
-
-def _is_constant(rows: Rows, reward: str) -> bool:
-    means, stds = _means_and_stds(rows, reward)
-    return max(means) - min(means) < 1e-6 and max(stds, default=0) <= 1e-6
-
-
-def _reward(value: float | None) -> str:
-    """A reward as text; "-" where the function gave none, which TRL stores as NaN."""
-    return "-" if value is None or math.isnan(value) else f"{value:g}"
-
-
-def _duration(seconds: float) -> str:
-    """``0:01:20``."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 TEMPLATES = jinja2.Environment(
@@ -156,7 +103,7 @@ TEMPLATES = jinja2.Environment(
     autoescape=jinja2.select_autoescape(["html.jinja"]),
     undefined=jinja2.StrictUndefined,
 )
-TEMPLATES.filters |= {"reward": _reward, "duration": _duration, "quoted": shlex.quote}
+TEMPLATES.filters["quoted"] = shlex.quote
 
 
 class RunMessages(TrainerCallback):
@@ -165,28 +112,25 @@ class RunMessages(TrainerCallback):
     def __init__(self, settings: Settings, prompts: int) -> None:
         self.settings = settings
         self.prompts = prompts
-        self.recent: deque[Values] = deque(maxlen=PROBLEM_STEPS)
         self.told = {"constant"}  # said at the end: of a few steps it also means that the task is learned
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         training_begins()  # what optimizer and schedule refuse comes before
         if is_main_process():
-            for line in start_lines(self.settings, self.prompts, state.max_steps, state.global_step, args.world_size):
+            for line in start_lines(self.settings, self.prompts, state, args.world_size):
                 logger.warning(line)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        if not is_main_process() or not logs or "train_loss" in logs or is_held_out(logs):
+    def on_log(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        last = of_training(state.log_history[-2 * PROBLEM_STEPS :])[-PROBLEM_STEPS:]  # without evaluations in between
+        if len(last) < PROBLEM_STEPS or not is_main_process():
             return
-        self.recent.append({"step": state.global_step} | logs)
-        if len(self.recent) < PROBLEM_STEPS:
-            return
-        for name, problem in find_problems(list(self.recent), _length_limit(self.settings)).items():
+        for name, problem in find_problems(last, _length_limit(self.settings)).items():
             if name not in self.told:
                 logger.warning("Warning: %s.", problem)
                 self.told.add(name)
 
 
-def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, processes: int = 1) -> list[str]:
+def start_lines(settings: Settings, prompts: int, state: TrainerState, processes: int) -> list[str]:
     """Model, data, directory, steps and optimizer of a run, and the steps it had done before it was resumed."""
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
@@ -194,34 +138,27 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
         size = settings.group_size
         groups = counted(count // size, "prompt")
         each = f"{groups} x {size} completions of at most {_length_limit(settings):,} tokens"
-    what = f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}"
-    how = f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
-    if done:
-        how += f"; continues after step {done:,}"
-    return [f"{what}: {settings.output_dir}", how, settings.optimization]
+    done = f"; continues after step {state.global_step:,}" if state.global_step else ""
+    return [
+        f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
+        f"{counted(state.max_steps, 'step')} of {each}; {counted(prompts, 'prompt')}{done}",
+        settings.optimization,
+    ]
 
 
-def log_summary(trainer: Any, settings: Settings) -> None:
+def log_summary(settings: Settings) -> None:
     """Log how the run ended."""
-    seconds = None
-    for row in trainer.state.log_history:
-        seconds = row.get("train_runtime", seconds)
-    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics(), seconds):
+    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics()):
         logger.warning(line)
 
 
-def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str]:
-    """How a run ended: problems first, then the scores, where its files are, and the next command.
-
-    ``seconds``: time of the training loop in this process; None if nothing was left to train.
-    """
-    run = RunDirectory(settings.output_dir)
+def end_lines(settings: Settings, rows: Rows) -> list[str]:
+    """How a run ended: problems first, then the scores, where its files are, and the next command."""
     text = TEMPLATES.get_template("end.txt.jinja").render(
-        run=run,
+        run=RunDirectory(settings.output_dir),
         settings=settings,
-        seconds=seconds,
         problems=find_problems(rows, _length_limit(settings)).values(),
-        scores=score_lines(run, rows),
+        scores=score_lines(rows),
         benchmarks=BENCHMARK_TITLES,
     )
     return text.splitlines()

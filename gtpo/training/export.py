@@ -114,7 +114,7 @@ class Card:
             hub_id=None if base == "tiny" or Path(base).is_dir() else base,
             copy=copy,
             entropy=initial_entropy_text(self.run),
-            scores=score_lines(self.run, self.run.read_metrics()) if self.run.metrics.is_file() else [],
+            scores=score_lines(self.run.read_metrics()) if self.run.metrics.is_file() else [],
             where=str(where),
         )
 

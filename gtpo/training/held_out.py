@@ -1,7 +1,6 @@
 """The evaluation of held-out rows while training: its batches, and random numbers separate from those of training."""
 
 import copy
-import json
 import math
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
@@ -13,9 +12,6 @@ import trl
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
-from gtpo.files import write_atomically
-from gtpo.processes import is_main_process
-from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Numbers, isolated_rng
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
@@ -52,18 +48,13 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         """TRL's evaluation, after which training continues bit-identically as without it.
 
         Each evaluation draws the same random numbers. TRL's table stays that of training, to which TRL would add the
-        rows; the last row's completion goes to a file of its own: the same prompt each time, for report.html. Of
-        several sets each is an evaluation, whose metrics have its name: ``eval_<name>_reward``.
+        rows. Of several sets each is an evaluation, whose metrics have its name: ``eval_<name>_reward``.
         """
         evaluate = partial(super().evaluate, eval_dataset, ignore_keys, metric_key_prefix)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate()  # which calls this method for each of them
-        is_stored = self.log_completions and is_main_process()
         with self._undisturbed():
-            metrics = evaluate()
-            if is_stored:
-                self._store_last_completion()
-        return metrics
+            return evaluate()
 
     def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
         """The metrics of other rows, without predictions; training continues as without it."""
@@ -92,19 +83,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
             output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
         self._metrics["eval"].clear()
         return output
-
-    def _store_last_completion(self) -> None:
-        logs = self._logs
-        step = self.state.global_step
-        last = {
-            "prompt": logs["prompt"][-1],
-            "completion": logs["completion"][-1],
-            "rewards": {name: values[-1] for name, values in logs["rewards"].items()},
-            "step": step,
-        }
-        folder = RunDirectory(self.args.output_dir).completions
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"held_out_{step:05d}.json", json.dumps(last))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""

@@ -16,7 +16,8 @@ from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import load_rewards, with_prefill
 from gtpo.models.load import keep_adapter_in_float32, load_policy
-from gtpo.models.preflight import check_machine, describe_dry_run, describe_first_row
+from gtpo.models.memory import describe_plan
+from gtpo.models.preflight import check_machine, describe_first_row
 from gtpo.processes import is_main_process
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
@@ -61,8 +62,7 @@ def train_policy(
         rows = to_demonstrations(rows, settings.prompt.template_kwargs)
         held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
-        plan = describe_dry_run(settings, backend, len(rows)) + describe_first_row(settings, rows)
-        sys.stdout.write(plan)
+        sys.stdout.write(describe_plan(settings, len(rows)) + describe_first_row(settings, rows))
         return
     checkpoint = check_run(settings, rows, held_out)
     policy, tokenizer = load_policy(settings, backend)
@@ -86,7 +86,7 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     training_begins()  # also where the run was finished before
     save_adapter(trainer, settings, directory)
     if is_main_process():
-        for finish in (partial(write_report, directory.path), partial(log_summary, trainer, settings)):
+        for finish in (partial(write_report, directory.path), partial(log_summary, settings)):
             try:
                 finish()
             except Exception as error:

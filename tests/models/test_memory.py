@@ -18,6 +18,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
+    TrainerState,
 )
 
 from gtpo.arguments import Settings
@@ -26,13 +27,11 @@ from gtpo.models import memory
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.memory import (
     GIB,
-    GPUS,
     KNOWN,
     Shape,
     derived_micro_batch,
     describe_plan,
     estimate,
-    fit,
     hours,
     saved_in_16_bits,
     scale_of,
@@ -118,13 +117,10 @@ def test_the_plan_is_a_config_of_its_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "expected"), TABLES["hours"])
-def test_hours_of_a_run_and_of_a_collapse(flags: str, expected: list[str]) -> None:
+def test_hours_of_a_run_and_of_a_collapse(flags: str, expected: str) -> None:
     settings = settings_of(flags)
-    lines = hours(settings, settings.trainer.max_steps)
-    assert len(lines) == len(expected)
-    for line, words in zip(lines, expected, strict=True):
-        assert re.search(words, line)
-        assert f"# hours: {line}\n" in describe_plan(settings, 0)
+    found = hours(settings, settings.trainer.max_steps)
+    assert re.search(expected, found) and f"# hours: {found}\n" in describe_plan(settings, 0)
 
 
 @pytest.mark.parametrize(("flags", "size", "expected"), TABLES["saved_in_16_bits"])
@@ -140,20 +136,6 @@ def test_what_does_not_fit_and_what_it_would_take(flags: str, size: float, words
     assert found is None if words is None else words in str(found)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "expected"),
-    [
-        # 0.4 x 22.1 - 5.31 - 1.25 - 1.28 = 1.00 GiB for completions of 0.67; all: 15.9 GiB, 0.72 of 22.1
-        ("24 GB (L4)", "up to 6; .* 1 of 12 .*--gpu_memory_utilization 0.72` has room for all"),
-        ("40 GB (A100)", "up to 12; .* 11 of 12 .*--gpu_memory_utilization 0.41` has room for all"),
-        ("80 GB (A100, H100)", "up to 12; .* 12 of 12 completions at the maximum length$"),
-    ],
-)
-def test_what_fits_a_gpu(gpu: str, expected: str) -> None:
-    text = fit(KNOWN["llama"], settings_of("--G 12").to_dict(), GPUS[gpu])
-    assert re.search(f"--per_device_train_batch_size {expected}", text)
-
-
 @pytest.mark.parametrize(("flags", "gib", "rows"), TABLES["micro_batch"])
 def test_the_micro_batch_is_as_large_as_fits(
     flags: str, gib: float | None, rows: int, monkeypatch: MonkeyPatch
@@ -161,8 +143,9 @@ def test_the_micro_batch_is_as_large_as_fits(
     monkeypatch.setattr(memory, "gpu_memory", lambda: gib)
     settings = settings_of(flags)
     assert settings.trainer.per_device_train_batch_size == rows
-    line = f"# micro-batch: {rows} of {settings.completions_per_step}"
-    assert line + ("\n" if gib else ", planned for 80 GB (A100, H100)\n") in describe_plan(settings, 10)
+    plan = describe_plan(settings, 10)
+    assert f"# micro-batch: {rows} of {settings.completions_per_step}\n" in plan
+    assert (f"# this machine, {gib} GiB: " if gib else "# an A100 or H100 of 80 GB, 79.1 GiB: fits\n") in plan
 
 
 def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: MonkeyPatch) -> None:
@@ -184,30 +167,12 @@ def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch:
     assert parsed("--resume", str(tmp_path), "--dry_run").to_dict().items() >= sizes.items()
 
 
-def test_a_plan_lists_the_gpus_and_this_machine(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
-    plan = describe_plan(settings_of(), rows=10)
-    assert re.findall("^#   (.*?): ", plan, re.MULTILINE) == ["this machine, 24.0 GiB", *GPUS]
-
-
-@pytest.mark.parametrize(("size", "rows"), [(0.5, 8), (64.0, 48)])
-def test_a_plan_for_a_cpu_is_for_its_memory(size: float, rows: int, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "words"), [(1.5, "need 1.8 GiB: lower --max_seq_length"), (64.0, "fits")])
+def test_a_plan_for_a_cpu_is_for_its_memory(size: float, words: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_host_memory", lambda: size)
     plan = describe_plan(settings_of(model="tiny"), rows=10)
-    assert "# host memory: 1.8 GiB" in plan and "vLLM" not in plan
-    assert f"#   this machine, {size} GiB: fits, with --per_device_train_batch_size up to {rows}\n" in plan
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("--max_steps 1001 --save_total_limit 2", ["2 checkpoints of 2.0 GB, 4.0 GB in all"]),
-        ("--max_steps 1000 --save_steps 0.1", ["10 checkpoints of 2.0 GB, 20.1 GB in all"]),
-        ("--save_strategy no", []),
-    ],
-)
-def test_the_disk_of_a_plan(flags: str, expected: list[str]) -> None:
-    assert re.findall("^# disk: (.*)", describe_plan(settings_of(flags), rows=10), re.MULTILINE) == expected
+    assert "# memory: 1.8 GiB" in plan and "vLLM" not in plan
+    assert re.search(f"# this machine, {size} GiB: .*{words}", plan)
 
 
 @pytest.mark.parametrize(("flags", "steps"), [("--max_steps 10", 10), ("--num_train_epochs 3", 75)])
@@ -247,7 +212,7 @@ def test_the_size_of_a_model_is_read_from_its_config(tiny: Path, tmp_path: Path,
 def test_plan_and_start_show_the_same_settings(method: str, expected: str) -> None:
     settings = settings_of(method=method)
     assert f"# {expected}\n" in describe_plan(settings, 10)
-    assert start_lines(settings, 10, 10)[-1] == expected
+    assert start_lines(settings, 10, TrainerState(max_steps=10), 1)[-1] == expected
 
 
 @pytest.mark.parametrize("method", CLASSES)

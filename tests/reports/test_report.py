@@ -20,6 +20,7 @@ FIRST = {
 SECOND = FIRST | {"spans": [("<answer>", 2.0), ("2", 1.0), ("</s>", 2.0)], "format": 1.0, "accuracy": 0.0}
 SECOND |= {"advantage": 1.25, "entropy": 0.75, "delta": 0.0}
 THIRD = FIRST | {"spans": [("3", 1.0)], "format": 0.0, "accuracy": 2.5, "advantage": 0.0, "entropy": 0.6931}
+THIRD |= {"cut_off": True}
 VIEW = Group(["format", "accuracy"], [FIRST, SECOND, THIRD])
 
 
@@ -28,16 +29,12 @@ def show(group: Group) -> ElementTree.Element:
     return ElementTree.fromstring(group_html(group))
 
 
-def rows_of(group: Group) -> list[list[str]]:
-    return [["".join(cell.itertext()) for cell in row] for row in show(group).iter("tr")]
-
-
 def test_rows_are_completions_sorted_by_advantage() -> None:
-    header, *rows = rows_of(VIEW)
+    header, *rows = [["".join(cell.itertext()) for cell in row] for row in show(VIEW).iter("tr")]
     assert header == ["A", "format", "accuracy", "⟨H⟩", "completion"]
     assert rows == [
         ["+1.25", "1", "0", "0.750", "<answer>2</s>"],
-        ["+0.00", "0", "2.5", "0.693", "3"],
+        ["+0.00", "0", "2.5", "0.693", "3 ✂"],
         ["-0.50", "10", "10", "0.100", "<answer>↵1</s>"],
     ]
 
@@ -49,15 +46,10 @@ def test_tokens_have_their_colour_and_filtered_completions_a_line() -> None:
     assert ["".join(line.itertext()) for line in show(VIEW).iterfind(".//td/code/s")] == ["<answer>2</s>"]
 
 
-def test_a_completion_that_was_cut_off_has_a_mark() -> None:
-    _, *rows = rows_of(Group(VIEW.rewards, [FIRST, SECOND, THIRD | {"cut_off": True}]))
-    assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
-
-
 def test_turns_of_the_prompt_and_gold_answer_are_blocks() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     page = group_html(Group([], [FIRST | {"messages": turns, "gold_answer": "2"}]))
     blocks = re.findall(r"<b>([^<]*)</b><br/><code[^>]*>([^<]*)</code>", page)
     assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
     assert "How many?" not in page  # the text of the template
-    assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
+    assert "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
