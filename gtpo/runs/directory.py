@@ -21,7 +21,8 @@ LAST = "last"  # the final weights among the checkpoints of a run
 BEST = "best"
 MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
 REMOTE_SETTINGS = MAY_CHANGE["remote"]
-_NOT_TRAINED = {"prompts_per_step", "seed", "data_seed"}
+ROWS = {"rows", "held_out"}  # of which environment.json has hashes
+_NOT_TRAINED = {"prompts_per_step", "seed", "data_seed", *ROWS}
 for _why in ("place", "saving", "remote", "logging", "evaluation", "batch", "machine"):
     _NOT_TRAINED |= {*MAY_CHANGE[_why]} - {"backend", "use_cpu", "use_vllm"}
 BEFORE_STEPS = {  # what a run may have that failed before its first step
@@ -252,6 +253,12 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
+def completions_of_step(settings: Values, environment: Values) -> int:
+    """Completions of an optimizer step, in all processes, of a stored run; 0 if it is not known."""
+    completions = settings.get("per_device_train_batch_size", 0) * settings.get("gradient_accumulation_steps", 1)
+    return int(completions * environment.get("world_size", 1))
+
+
 def trained_differently(runs: Iterable[RunDirectory], ignored: Collection[str] = ()) -> str:
     """The settings in which some runs differ besides their seed, with their values; not those in ``ignored``.
 
@@ -261,14 +268,12 @@ def trained_differently(runs: Iterable[RunDirectory], ignored: Collection[str] =
     stored = []
     for run in runs:
         settings = run.read_config()
-        if "model" not in settings:
-            continue
-        made_from = run.read_environment().get("made_from", {})
-        settings |= {name: made for name, made in made_from.items() if name not in ("rows", "held_out")}
-        settings["method"] = method_of(run)
-        micro_batch = settings.get("per_device_train_batch_size", 1)
-        settings["completions of a step"] = micro_batch * settings.get("gradient_accumulation_steps", 1)
-        stored.append(settings)
+        if "model" in settings:
+            environment = run.read_environment()
+            settings |= environment.get("made_from", {})
+            settings["method"] = method_of(run)
+            settings["completions of a step"] = completions_of_step(settings, environment)
+            stored.append(settings)
     common = set.intersection(*map(set, stored)) if stored else set()
     texts = []
     for name in sorted(common - _NOT_TRAINED - {*ignored}):

@@ -16,12 +16,13 @@ from gtpo.processes import is_main_process
 from gtpo.runs.directory import (
     MANIFEST,
     MAY_CHANGE,
+    ROWS,
     RunDirectory,
     check_base,
+    completions_of_step,
     delete,
     latest_complete,
     sorted_checkpoints,
-    step_of,
     steps_are_done,
 )
 from gtpo.runs.provenance import code_of, made_from, prompt_keys, provenance
@@ -141,83 +142,45 @@ def _clear(run: RunDirectory) -> None:
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
     """Refuse to resume with settings, rows or code that the run cannot change; log what changes.
 
-    Of other held-out rows some may have been trained on. ``completions``: of a step, in all processes.
+    ``completions``: of a step, in all processes. A run of an earlier revision lacks some settings, and perhaps the
+    hashes of its rows: then what chooses them may not change either.
     """
-    stored: Values = {"eval_rows": None, "eval_dataset": None} | run.read_config()  # another program has no settings
-    before = run.read_environment().get("made_from", {})  # of an earlier revision nothing
-    changed = _changed(stored, settings)
-    allowed = set().union(*MAY_CHANGE.values())
-    for name, (old, new) in changed.items():
-        if name not in allowed:
-            raise UsageError(
-                f"{run.path} was started with --{name} {old!s:.80}, and cannot be resumed with {new!s:.80}: remove "
-                f"--{name}, train another run with --run_name, or start one from this adapter: --model {checkpoint}."
-            )
-    made = ["rows", "held_out"] if stored["eval_rows"] or stored["eval_dataset"] else ["rows"]
-    is_same = all(before.get(name) == settings.made_from.get(name) for name in made)
-    of_rows = [f", remove --{name}" for name in changed if name in ("seed", *MAY_CHANGE["rows"])]
-    if not is_same and (before or of_rows):
-        raise UsageError(
-            f"the training or held-out rows are not those that {run.path} was started with: restore the data"
-            f"{''.join(of_rows)}, or train another run with --run_name."
-        )
-    _check_steps(run, stored, settings, checkpoint, completions)
-    texts = [f"--{name} {new} (before: {old})" for name, (old, new) in changed.items() if name not in _NOT_OF_TRAINING]
-    if steps_are_done(checkpoint, settings.trainer.max_steps):
-        if texts:
-            raise UsageError(
-                f"{run.path} is finished, and {', '.join(texts)} would have no effect: remove it, raise --max_steps, "
-                "or train another run with --run_name."
-            )
-        return
-    texts += _changed_code(run, settings, before)
-    if texts:
-        logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
-
-
-def _check_steps(run: RunDirectory, stored: Values, settings: Settings, checkpoint: Path, completions: int) -> None:
-    """Refuse to resume with steps of another size, or with fewer than the checkpoint has."""
-    batch = stored.get("per_device_train_batch_size", 0)
-    trained = batch * stored.get("gradient_accumulation_steps", 0) * run.read_environment().get("world_size", 1)
-    if trained and completions != trained:
-        raise UsageError(
-            f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
-            "change --gradient_accumulation_steps, or train another run with --run_name."
-        )
-    steps = settings.trainer.max_steps
-    if 0 < steps < step_of(checkpoint):
-        raise UsageError(
-            f"--max_steps {steps} is before step {step_of(checkpoint)} of {checkpoint}: raise it, or train another run "
-            "with --run_name."
-        )
-
-
-def _changed_code(run: RunDirectory, settings: Settings, before: Values) -> list[str]:
-    """The files of rewards that have changed, where ``--changed_reward`` allows it; refuses those of an objective."""
-    found = []
-    of_objective = code_of(settings.reward.objective or "") if settings.reward else {}
-    for name in sorted(before.keys() & settings.made_from.keys() - {"rows", "held_out"}):
-        if settings.made_from[name] == before[name]:
-            continue
-        if name in of_objective or not settings.reward.changed_reward:
-            go_on = "" if name in of_objective else "add --changed_reward true to go on with this one, "
-            raise UsageError(
-                f"{run.path} was started with another {name}: restore the file, {go_on}or train another run with "
-                "--run_name."
-            )
-        found.append(f"another {name}")
-    return found
-
-
-def _changed(stored: Values, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Before and now of the settings that are not as stored; a run of an earlier revision lacks some of them."""
-    known = {name_of(name): value for name, value in stored.items()} | stored
+    stored = run.read_config()
+    environment = run.read_environment()
+    hashes: Values = environment.get("made_from", {})
+    before = {name_of(name): value for name, value in stored.items()} | stored | hashes
+    before["completions of a step"] = completions_of_step(stored, environment) or completions
+    now = settings.to_dict() | dict.fromkeys(hashes) | settings.made_from | {"completions of a step": completions}
     changed = {}
-    for name, new in settings.to_dict().items():
-        old = known.get(name, new)
+    for name, new in now.items():
+        old = before.get(name, new)
         if old != new and hub_name(str(old)) != hub_name(str(new)):
-            changed[name] = old, new
-    return changed
+            what = f"--{name}" if name in stored else name
+            changed[name] = f"changed {name}" if name in hashes else f"{what} {new!s:.80} (before: {old!s:.80})"
+
+    allowed = set().union(*MAY_CHANGE.values())
+    if not hashes or changed.keys() & ROWS:
+        allowed -= {"seed", *MAY_CHANGE["rows"]}
+    go_on = ""
+    if settings.reward:
+        of_rewards = hashes.keys() - {*ROWS, *code_of(settings.reward.objective or "")}
+        if settings.reward.changed_reward:
+            allowed |= of_rewards
+        elif of_rewards & changed.keys():
+            go_on = " or add --changed_reward true"
+    if refused := [text for name, text in changed.items() if name not in allowed]:
+        raise UsageError(
+            f"{run.path} cannot be resumed with {', '.join(refused)}: undo it{go_on}, train another run with "
+            f"--run_name, or start one from this adapter: --model {checkpoint}."
+        )
+    texts = ", ".join(text for name, text in changed.items() if name not in _NOT_OF_TRAINING)
+    if texts and steps_are_done(checkpoint, settings.trainer.max_steps):
+        raise UsageError(
+            f"{run.path} is finished, and {texts} would have no effect: remove it, raise --max_steps, or train another "
+            "run with --run_name."
+        )
+    if texts:
+        logger.warning("%s is resumed with %s", run.path, texts)
 
 
 def _lock(run: RunDirectory) -> None:

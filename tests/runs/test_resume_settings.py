@@ -74,7 +74,7 @@ def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, run: Path) -
     begin(run)
     config = (run / "config.yaml").read_text()
     flag, *values = shlex.split(words)
-    with refused(f"was started with {flag} .*--run_name.*--model {run}/checkpoint-5"):
+    with refused(f"cannot be resumed with {flag} .*--run_name.*--model {run}/checkpoint-5"):
         resume(run, flag, *values)
     assert (run / "config.yaml").read_text() == config
 
@@ -103,7 +103,7 @@ def test_a_step_keeps_its_completions_with_other_processes(run: Path, monkeypatc
     begin(run, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     settings = parsed("--resume", str(run))
     monkeypatch.setenv("WORLD_SIZE", "2")  # parsed with it, torch would wait for the other process
-    with refused(r"8 completions, and 16 with"):
+    with refused(r"completions of a step 16 \(before: 8\)"):
         check_run(settings, ROWS)
     settings.trainer.gradient_accumulation_steps = 1
     assert check_run(settings, ROWS)
@@ -123,9 +123,9 @@ def test_other_rows_are_refused_and_moved_ones_are_not(run: Path) -> None:
         {"held_out": ROWS[1:5]},
         {"held_out": None},
     ):
-        with refused("rows are not those"):
+        with refused("resumed with changed (rows|held_out)"):
             resume(run, **(same | other))
-    with refused("rows are not those .* --seed"):  # which chose the held-out rows
+    with refused("resumed with --seed 7 .*, changed held_out"):  # which chose the held-out rows
         resume(run, "--seed", "7", held_out=ROWS[1:5])
 
 
@@ -142,7 +142,7 @@ def test_a_data_file_may_move_but_not_change(run: Path) -> None:
     moved = ("--dataset", "moved.jsonl")
     assert resume(run, *moved)
     for flags in (moved, ("--limit", "12")):
-        with refused(f"remove {flags[0]},"):
+        with refused(f"resumed with {flags[0]} .*, changed rows"):
             resume(run, *flags, rows=ROWS[:12])
 
 
@@ -152,66 +152,52 @@ def test_an_earlier_run_without_a_hash_resumes(run: Path) -> None:
     del environment["made_from"]
     write_json(run / "environment.json", environment)
     assert resume(run, rows=ROWS[::-1])
-    with refused("remove --limit,"):
+    with refused("resumed with --limit 12"):
         resume(run, "--limit", "12", rows=ROWS[:12])
 
 
 # ---- code of rewards ----
 
-# A file that the reward imports, directly or not, and how.
-IMPORTED = {
-    "helper.py": "import helper",
-    "below.py": "from helper import S",  # helper imports it
-    "lazy.py": "def g():\n    import lazy",
-    "package/__init__.py": "from package.inner import T",
-    "package/inner.py": "from package import inner",
-    "package/sibling.py": "import package.inner",  # which imports it by a relative name
-}
+# Files that the reward imports, directly or not, and what they import.
+IMPORTED = {"helper": "import math, package.inner, gtpo.grading", "package/inner": "from . import below"}
+IMPORTED |= {"package/__init__": "", "package/below": "", "unused": ""}
 
 
-@pytest.mark.parametrize("name", ["mine.py", *IMPORTED])
+@pytest.mark.parametrize("name", ["mine", "helper", "package/__init__", "package/inner", "package/below"])
 @pytest.mark.parametrize("place", [Path(), Path("rewards")])  # the working directory, or another one of the reward
 def test_changed_code_of_a_reward_is_refused_unless_said(
     name: str, place: Path, run: Path, caplog: LogCaptureFixture
 ) -> None:
     """It may be the repair of the error that stopped the run."""
     (place / "package").mkdir(parents=True)
-    code = dict.fromkeys(["unused.py", *IMPORTED], "S = 1\n")
-    code |= {"helper.py": "import math, below\nimport gtpo.grading\nS = 1\n"}
-    code |= {"package/inner.py": "from . import sibling\nT = 1\n"}
-    code |= {"mine.py": f"import numpy\n{IMPORTED.get(name, '')}\ndef f(completions, **_): pass\n"}
+    code = IMPORTED | {"mine": "import numpy\ndef f(completions, **_): import helper\n"}
     for file, text in code.items():
-        (place / file).write_text(text)
-    reward = f"{place}/mine.py:f"
-    begin(run, "--reward", reward)
+        (place / f"{file}.py").write_text(text)
+    reward = ("--reward", f"{place}/mine.py:f")
+    begin(run, *reward)
     made_from = read_json(run / "environment.json")["made_from"]
-    assert made_from.keys() <= {"rows", reward, *IMPORTED}  # neither numpy nor ours
+    assert len(made_from) == 6  # the rows and five files: neither numpy nor ours
     (place / "unused.py").write_text("S = -1\n")
-    resume(run, "--reward", reward)
+    resume(run, *reward)
     assert caplog.messages == []
-    (place / name).write_text(code[name] + "S = -1\n")
-    told = reward if name == "mine.py" else name
-    with refused(f"run was started with another {told}: restore the file, add --changed_reward true"):
-        resume(run, "--reward", reward)
-    assert resume(run, "--reward", reward, "--changed_reward", "true")
-    assert f"another {told}" in caplog.text
+    (place / f"{name}.py").write_text(code[name] + "\nS = -1\n")
+    told = f"changed {reward[1] if name == 'mine' else f'{name}.py'}"
+    with refused(f"resumed with {told}: undo it or add --changed_reward true"):
+        resume(run, *reward)
+    assert resume(run, *reward, "--changed_reward", "true")
+    assert told in caplog.text
 
 
-@pytest.mark.parametrize(("module", "file"), [("pack.of_mine", "pack/of_mine.py"), ("mine", "mine.py")])
-def test_a_reward_of_a_module_has_its_file(
-    module: str, file: str, here: Path, run: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_reward_of_a_module_has_its_file(here: Path, run: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(here)
     Path("pack").mkdir()
-    for name in ("pack/__init__.py", file):
-        Path(name).write_text("def f(completions, **_): pass\n")
-    flags = ("--reward", f"{module}:f")
-    if "." in module:
-        load_rewards([flags[1]], {}, [])  # by which it is known
+    for name in ("__init__", "of_mine"):
+        Path(f"pack/{name}.py").write_text("def f(completions, **_): pass\n")
+    load_rewards(["pack.of_mine:f"], {}, [])  # by which the module is known
+    flags = ("--reward", "pack.of_mine:f")
     begin(run, *flags)
-    assert resume(run, *flags)
-    Path(file).write_text("def f(completions, **_): return 1\n")
-    with refused(f"run was started with another {flags[1]}: "):
+    Path("pack/of_mine.py").write_text("def f(completions, **_): return 1\n")
+    with refused("resumed with changed pack.of_mine:f: "):
         resume(run, *flags)
 
 

@@ -171,7 +171,7 @@ def test_a_finished_run_can_continue_but_not_change(finished: Path, tmp_path: Pa
     with refused("--gamma"):
         start(finished, "--resume", "--gamma", "0.3")
     assert read_settings(finished / "config.yaml")["gamma"] == 0.1
-    with refused(f"--max_steps 4 is before step 10 of {finished}/checkpoint-10"):
+    with refused("is finished, and --max_steps 4 .* would have no effect"):
         start(finished, "--resume", "--max_steps", "4")
     assert start(finished, "--resume", "--merge", "16bit") == str(finished / "checkpoint-10")
     moved = shutil.copytree(finished, tmp_path / "moved")
@@ -231,7 +231,7 @@ def test_alias_and_hub_id_are_the_same_policy(run: Path) -> None:
     settings.model.model = "Qwen/Qwen2.5-3B-Instruct"
     assert check_run(settings, rows=rows_of(10))
     settings.model.model = "llama"
-    with refused("--model qwen"):
+    with refused("--model llama .before: qwen."):
         check_run(settings, rows=rows_of(10))
 
 

@@ -73,7 +73,7 @@ def test_a_scaled_loss_is_a_scaled_rate(mine: Path, tiny: Path, run_script: RunS
     assert run.read_metrics()[-1]["step"] == 3
     (mine / "mine.py").write_text(MINE + "\n")
     other = run_script(mine, "train_grpo.py", *more, "4", code=2)
-    assert "quarter was started with another mine.py:Halved" in other.stderr
+    assert "quarter cannot be resumed with changed mine.py:Halved: undo it" in other.stderr
 
 
 def test_what_a_script_says_about_an_objective(mine: Path, tiny: Path, run_script: RunScript) -> None:
