@@ -207,9 +207,8 @@ def _derive(method: str, preset: Preset, start: Start, values: Values, named: Se
     prompts = values["prompts_per_step"]
     if named & {"num_generations", "prompts_per_step"} and not named & {*sizes}:
         steps = None  # that of a file is for its groups
-        share = group * (prompts or 1) / processes
-        while batch and batch > 1 and share % batch:
-            batch -= 1  # no more memory
+        if batch and group * (prompts or 1) / processes % batch:
+            batch = None
     shares_host = values["use_cpu"] and processes > 1
     has_estimate = "num_generations" in values and preset.name != "tiny" and not shares_host
     if has_estimate and not batch and not steps:

@@ -69,7 +69,7 @@ def find_start(method: str, flags: Flags) -> Start:
         if code:
             again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
             raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
-    given = {name: value for name, value in {**stored, **flags}.items() if value}
+    given = {name_of(name): value for name, value in {**stored, **flags}.items() if value}
     objective = given.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")

@@ -210,9 +210,14 @@ def test_every_field_is_a_flag_that_is_stored(
 # ---- stored settings reproduce the run ----
 
 
-def test_names_of_trl_are_taken() -> None:
-    got = settings("--model_name_or_path", "tiny", "--dataset_name", "arithmetic", "--lora_r", "4")
-    assert (got["model"], got["dataset"], got["lora_rank"]) == ("tiny", "arithmetic", 4)
+def test_names_of_trl_are_taken(tmp_path: Path) -> None:
+    """Before the preset of the model is chosen, too."""
+    got = settings("--model_name_or_path", "smol", "--dataset_name", "arithmetic", "--lora_r", "4")
+    assert (got["model"], got["dataset"], got["lora_rank"]) == ("smol", "arithmetic", 4)
+    file = config_file(tmp_path, "model_name_or_path: smol\ndataset_name: arithmetic\nlora_r: 4\n")
+    for name in ("output_dir", "run_name"):
+        del got[name]
+    assert settings("--config", file).items() >= got.items()
     assert settings("--vllm_gpu_memory_utilization=0.7")["gpu_memory_utilization"] == 0.7
 
 
@@ -455,7 +460,7 @@ def test_groups_given_go_before_stored_batch_sizes(tmp_path: Path) -> None:
     run = str(stored_run(tmp_path / "run", *of_twelve))
     assert sizes(settings("--resume", run, "--G", "5")) == [5, 1]
     small = str(stored_run(tmp_path / "small", *of_twelve, "--per_device_train_batch_size", "3"))
-    assert sizes(settings("--resume", small, "--G", "8")) == [2, 4]  # no more memory
+    assert sizes(settings("--resume", small, "--G", "8")) == [8, 1]  # derived again
     file = config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n")
     for argv in (["--resume", run, "--G", "5", "--per_device_train_batch_size", "3"], ["--config", file]):
         with refused("--per_device_train_batch_size"):
