@@ -211,7 +211,9 @@ class CompleteCheckpoints(TrainerCallback):
     after the callbacks that write into a checkpoint.
     """
 
-    limit: int | None = None
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.limit: int | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.limit = args.save_total_limit
@@ -221,6 +223,9 @@ class CompleteCheckpoints(TrainerCallback):
         if is_main_process():
             RunDirectory(args.output_dir).set_aside(state.global_step)  # what is there is not that of the next step
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
+        # TRL's SFTTrainer restarts the count at zero.
+        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
+        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if torch.distributed.is_initialized():

@@ -108,7 +108,7 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
         MetricsWriter(run, start_wandb(settings) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
         *alarms,
-        CompleteCheckpoints(),
+        CompleteCheckpoints(trainer),
         StopOnNonFinite(trainer),
         StopOnSignal(),  # last: it ends the process after the others
     ):

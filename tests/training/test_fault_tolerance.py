@@ -26,13 +26,13 @@ from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from gtpo.errors import RunError
 from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import faults
-from gtpo.training.faults import StopOnNonFinite, StopOnSignal
+from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 from gtpo.training.trainer import GTPOTrainer
 
@@ -207,6 +207,15 @@ def test_a_resumed_run_ends_with_equal_weights_and_metrics(tracked: Any, tmp_pat
     assert same_weights(adapter_of(restarted / "checkpoint-4"), adapter_of(whole / "checkpoint-4"))
     for line, again in zip(metrics_of(whole), metrics_of(restarted), strict=True):
         assert line | {name: again[name] for name in ("step_time", "tokens_per_second")} == again
+
+
+def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
+    trainer = SimpleNamespace()
+    rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
+    state = TrainerState(global_step=2, log_history=rows)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
+    assert trainer._total_train_tokens == 408
 
 
 # ---- signals ----
