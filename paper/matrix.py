@@ -55,7 +55,6 @@ class Experiment:
     log: Path
     cost: float  # estimated duration in UNITS; at paper scale the upper end
     settings: Matrix = field(default_factory=dict, compare=False)  # those of configs/
-    collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property
     def label(self) -> str:
@@ -196,7 +195,6 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     method = name.partition("-")[0]
     settings = settings_of(matrix, scale, name)
     run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
-    collapsed = 0.0
     if scale != "paper":
         flags = to_argv(settings)
         model = "tiny"
@@ -211,7 +209,6 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
             group = settings["num_generations"]
             usual = spec["longest_completion"][dataset][group]
             cost = hours_of_steps(spec, model, group, usual, steps)
-            collapsed = hours_of_steps(spec, model, group, spec["collapsed_completion"], steps)
     argv = (
         f"train_{method}.py",
         *flags,
@@ -221,7 +218,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         str(run.path),
     )
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
-    return Experiment(name, seed, model, argv, run, log, cost, settings, collapsed)
+    return Experiment(name, seed, model, argv, run, log, cost, settings)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:

@@ -40,10 +40,8 @@ def table(
     left = [run for run in experiments if states[run] != "finished"]
     labels = [run.label for run in experiments] + [work.label for work in evaluations]
     width = max(map(len, labels))
-    lines = [f"{unit}, of training at most; in brackets of a run that collapses at once:"] if speedup else []
-    for run in experiments:
-        collapsed = f" ({run.collapsed:.0f})" if run.collapsed else ""
-        lines.append(f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f}{collapsed}")
+    lines = [f"{unit}, of training at most:"] if speedup else []
+    lines += [f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f}" for run in experiments]
     for work in evaluations:
         scored = sum(map(work.is_scored, work.experiments))
         state = f"{scored} of {len(work.experiments)}"
