@@ -107,6 +107,9 @@ def test_a_step_keeps_its_completions_with_other_processes(run: Path, monkeypatc
         check_run(settings, ROWS)
     settings.trainer.gradient_accumulation_steps = 1
     assert check_run(settings, ROWS)
+    write_json(run / "environment.json", read_json(run / "environment.json") | {"world_size": 4})
+    with refused(r"completions of a step 8 \(before: 32\)"):
+        check_run(settings, ROWS)
 
 
 # ---- rows ----

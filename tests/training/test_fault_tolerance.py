@@ -151,6 +151,14 @@ def test_a_non_finite_reward_loses_no_step(
     assert [float(row[reward.__name__]) for row in rows[2:4]] == pytest.approx([2.0, value], nan_ok=True)
 
 
+def test_another_program_has_its_own_checkpoints(build: Any) -> None:
+    trainer = build("gtpo", "run")
+    trainer.state.global_step = 1
+    trainer._save_checkpoint = Mock()
+    assert faults.save_finished_step(trainer) == "start again, or from a checkpoint"
+    assert not trainer._save_checkpoint.called
+
+
 def test_a_generation_from_nan_probabilities_stops_the_run(tracked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = tracked("gtpo", max_steps=2)
