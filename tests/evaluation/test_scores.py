@@ -8,10 +8,11 @@ from pathlib import Path
 from helpers.files import read_json
 from helpers.refusals import refused
 from helpers.runs import fake_run
-from pytest import MonkeyPatch, approx, mark
+from pytest import LogCaptureFixture, MonkeyPatch, approx, mark
 
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import scores
+from gtpo.evaluation.compare import find_sides
 from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.evaluation.table import format_table
@@ -60,6 +61,14 @@ def test_problems_that_were_trained_on_are_counted_and_said(
     assert entry.trained_on == expected and Entry.read(entry.write()) == entry
     said = "run was trained on 2 of the 3 problems"
     assert (said in format_table([entry]).splitlines()) == (expected == 2)
+
+
+def test_a_comparison_says_what_was_trained_on(store: Store, texts_by_hand: Texts, caplog: LogCaptureFixture) -> None:
+    entry = grade(store(texts_by_hand), PROBLEMS)
+    directory = store(texts_by_hand, "other").parents[1]
+    write_results(directory, [replace(entry, trained_on=3), replace(entry, label="other", trained_on=0)])
+    find_sides([str(directory)], "")
+    assert caplog.messages == ["run was trained on 3 of the 3 problems of arithmetic"]
 
 
 def test_lenient_scores_by_hand(store: Store) -> None:
