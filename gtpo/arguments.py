@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo.errors import UsageError, nearest
-from gtpo.prompts import TAGS, PromptFormat, Tags, default_system_prompt
+from gtpo.prompts import SYSTEM_PROMPT, TAGS, PromptFormat, Tags, default_system_prompt
 
 Values = dict[str, Any]  # settings, metrics or facts, by name
 
@@ -128,7 +128,7 @@ NO_PROMPT = "none"  # --system_prompt
 
 @dataclass
 class FormatArguments:
-    """How questions are asked and answers are written. Files are read here: a stored run does not depend on them."""
+    """How questions are asked and answers are written: texts, of which :func:`read_texts` has read the files."""
 
     _argument_group_name = "prompt"
 
@@ -142,14 +142,8 @@ class FormatArguments:
         overlap = any(a in b for a, b in permutations(tags, 2))
         if len(tags) != len(TAGS) or overlap:
             raise UsageError(f"--tags is {self.tags!r}: expected four different tags, none a part of another.")
-        if self.system_prompt is not None:
-            self.system_prompt = _text_or_file("system_prompt", self.system_prompt)
-        if self.system_prompt is None or _DEFAULT_PROMPT.fullmatch(self.system_prompt):
+        if self.system_prompt in (None, SYSTEM_PROMPT):  # it names the tags of the run
             self.system_prompt = default_system_prompt(self.format_tags)
-        if isinstance(self.chat_template, StoredText):
-            self.chat_template = str(self.chat_template)
-        elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = _read(self.chat_template)
 
     @property
     def format_tags(self) -> Tags:
@@ -179,24 +173,28 @@ class PromptArguments(FormatArguments):
         return self.chat_template_kwargs or {}  # type: ignore[return-value]  # JSON is read above
 
 
-# The paper's prompt, with any tags: it names those of the run, also where a stored one is read with other --tags.
-_DEFAULT_PROMPT = re.compile(
-    re.sub(r"tag\d", r"\\S+", re.escape(default_system_prompt(("tag1", "tag2", "tag3", "tag4"))))
-)
-
-
-class StoredText(str):
-    """A text of stored settings, such as ``config.yaml`` of a run; it is not looked up as a file."""
-
-
 def stored_prompt(settings: Mapping[str, Any]) -> Values:
-    """The settings of :class:`PromptArguments` among stored ones."""
-    found: Values = {}
-    for name in fields_of([PromptArguments]):
-        value = settings.get(name)
-        if value is not None:
-            found[name] = value if isinstance(value, dict) else StoredText(value)
+    """The settings of :class:`PromptArguments` among stored ones; a default prompt is None: it may get other tags."""
+    found = {name: settings[name] for name in fields_of([PromptArguments]) if settings.get(name) is not None}
+    tags = found.get("tags", " ".join(TAGS)).split()
+    if len(tags) == len(TAGS) and found.get("system_prompt") == default_system_prompt(tags):
+        found["system_prompt"] = None
     return found
+
+
+def read_texts(settings: Mapping[str, Any]) -> Values:
+    """System prompt and chat template of a command line or a user's file, each as text or from the file it names.
+
+    A run stores the text: it does not depend on the file, and a stranger's run names none.
+    """
+    texts = {}
+    prompt = settings.get("system_prompt")
+    template = settings.get("chat_template")
+    if prompt is not None:
+        texts["system_prompt"] = _text_or_file(prompt)
+    if template is not None:
+        texts["chat_template"] = template if "{" in template else _read(template)
+    return texts
 
 
 def _read(path: str) -> str:
@@ -205,14 +203,13 @@ def _read(path: str) -> str:
     return read_regular(path).decode()
 
 
-def _text_or_file(name: str, value: str) -> str:
-    """The value itself, or the contents of the file that it names."""
+def _text_or_file(value: str) -> str:
     text = value.strip()
-    is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
+    is_name = "\n" not in value and len(value) < 256
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
         text = _read(text).strip()
     if not text:
-        raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
+        raise UsageError("--system_prompt is empty: expected text, a file with text, or none.")
     return text
 
 

@@ -1,5 +1,6 @@
 """How a question is asked and an answer is written: the paper's prompt and tags (Appendix 8.2), or others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 REASONING_OPEN, REASONING_CLOSE = "<reasoning>", "</reasoning>"
@@ -9,7 +10,7 @@ Conversation = list[dict[str, str]]  # turns: role and content
 TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 
-def default_system_prompt(tags: Tags = TAGS) -> str:
+def default_system_prompt(tags: Sequence[str] = TAGS) -> str:
     """The paper's system prompt, with these tags."""
     return (  # box 8.2, word for word
         "You are a helpful assistant for solving math problems.\n"

@@ -14,7 +14,7 @@ from helpers.refusals import refused
 from helpers.scripts import ROOT
 from pandas import DataFrame
 
-from gtpo.arguments import PromptArguments
+from gtpo.arguments import read_texts
 from gtpo.data.tables import read_file
 from gtpo.evaluation.records import read_entries
 from gtpo.evaluation.scores import write_results
@@ -147,7 +147,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "evaluation.json": lambda d: condensed(d),
     "adapter_config.json": lambda d: adapter_config(d),
     "model.safetensors": lambda d: check_model_files(d),
-    "prompt.txt": lambda d: PromptArguments(system_prompt=str(d / "prompt.txt")),
+    "prompt.txt": lambda d: read_texts({"system_prompt": str(d / "prompt.txt")}),
 }
 
 

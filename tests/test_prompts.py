@@ -9,8 +9,9 @@ from helpers.files import write_settings
 from helpers.settings import parsed
 from trl.trainer.utils import is_async_callable
 
-from gtpo.arguments import DataArguments, PromptArguments
+from gtpo.arguments import DataArguments, PromptArguments, stored_prompt
 from gtpo.data.load import load_train, to_demonstrations
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, to_completion, to_messages
 from rewards import rewards_in
@@ -37,8 +38,9 @@ THINK = "<think> </think> <answer> </answer>"
 def test_the_default_prompt_names_the_tags() -> None:
     prompt = PromptArguments(tags=THINK)
     assert prompt.system_prompt == BOX_8_2.replace("reasoning>", "think>")
-    stored = PromptArguments(tags=THINK, system_prompt=BOX_8_2)  # config.yaml of a run, read with other --tags
-    assert stored == prompt
+    assert PromptArguments(tags=THINK, system_prompt=BOX_8_2) == prompt
+    assert stored_prompt(vars(prompt))["system_prompt"] is None  # of a run that is read with other --tags
+    assert stored_prompt({"system_prompt": "Be brief."}) == {"system_prompt": "Be brief."}
 
 
 def test_a_format_with_other_tags() -> None:
@@ -51,8 +53,10 @@ def test_a_format_with_other_tags() -> None:
 def test_files_are_read_when_the_settings_are(here: Path) -> None:
     Path("prompt.txt").write_text("Be brief.\n")
     Path("template.jinja").write_text("{{ messages }}")
-    prompt = PromptArguments(system_prompt="prompt.txt", chat_template="template.jinja")
+    argv = ["--model", "tiny", "--system_prompt", "prompt.txt", "--chat_template", "template.jinja"]
+    prompt = parsed(*argv, "--output_dir", ".", method="grpo").prompt
     assert (prompt.system_prompt, prompt.chat_template) == ("Be brief.", "{{ messages }}")
+    assert EvaluationArguments(system_prompt="prompt.txt").prompt == {"system_prompt": "Be brief."}
     Path("template.jinja").unlink()
     assert PromptArguments(**vars(prompt)) == prompt  # as config.yaml has them
 

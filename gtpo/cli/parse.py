@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtpo.arguments import PromptArguments, Settings, Values, alias_of, fields_of, name_of, stored_prompt
+from gtpo.arguments import PromptArguments, Settings, Values, alias_of, fields_of, name_of, read_texts, stored_prompt
 from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.parser import OF_VLLM, parser_of, read_settings, read_values
@@ -126,8 +126,9 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     values = read_values(parser, line.words)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
     check_values(values, has_gpu, has_gpu and plans_unsloth(values))
-    prompt = stored_prompt(start.stored)
-    values |= {name: prompt[name] for name in prompt.keys() - named}
+    stored = stored_prompt(start.stored)
+    of_run = {name: stored[name] for name in stored.keys() - named}
+    values |= read_texts({name: value for name, value in values.items() if name not in of_run}) | of_run
     if start.adapter:
         values |= start_from(start.adapter, start.stored, named)
     changed = {name for name, value in values.items() if value != plain[name]}

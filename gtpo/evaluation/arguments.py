@@ -15,6 +15,7 @@ from gtpo.arguments import (
     check_fields,
     fields_of,
     option,
+    read_texts,
 )
 from gtpo.errors import UsageError
 
@@ -70,7 +71,7 @@ class EvaluationArguments(SourceArguments):
     def prompt(self) -> dict[str, Any]:
         """The settings of :class:`PromptArguments` that are given."""
         values = {name: getattr(self, name) for name in fields_of([PromptArguments])}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None} | read_texts(values)
 
     def __post_init__(self) -> None:
         PromptArguments(**self.prompt)  # raises

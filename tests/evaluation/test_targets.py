@@ -281,4 +281,5 @@ def test_flags_decide_the_prompt_and_texts_are_no_files(prompted: list[Target], 
     [prompt] = choose_prompts({}, prompted[:1])
     assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
     assert PromptArguments(**stored_prompt(yaml.safe_load(yaml.safe_dump(vars(prompt))))) == prompt  # as for --regrade
-    assert choose_prompts({"system_prompt": str(secret)}, prompted[:1])[0].system_prompt == "of the user"
+    asked = EvaluationArguments(system_prompt=str(secret)).prompt
+    assert choose_prompts(asked, prompted[:1])[0].system_prompt == "of the user"
