@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +42,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
 
     _logs: Any  # TRL's
     log_completions: bool
+    _weighted: dict[str, list[tuple[float, int]]]  # of an evaluation: metric -> its values, each with its prompts
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -76,12 +78,13 @@ class HeldOutEvaluation(trl.GRPOTrainer):
             self.log_completions = shown
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
-        """Transformers' loop; the metrics of its batches get the prefix, where TRL always writes ``eval_``."""
+        """Transformers' loop, and the mean of each metric over the prompts; TRL's would be over the batches."""
+        self._weighted = defaultdict(list)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        for name, values in self._metrics["eval"].items():
-            known = [value for value in values if not math.isnan(value)]
-            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
-        self._metrics["eval"].clear()
+        for name, pairs in self._weighted.items():
+            total = sum(value * prompts for value, prompts in pairs)
+            count = sum(prompts for _, prompts in pairs)
+            output.metrics[f"{metric_key_prefix}_{name}"] = total / count if count else None
         return output
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
@@ -108,15 +111,15 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     get_test_dataloader = get_eval_dataloader  # of predict
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
-        """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""
+        """Generate and score one batch, and keep each of its metrics with the number of its prompts."""
         rows, prompts = inputs
-        metrics = self._metrics["eval"]
-        before = {name: len(values) for name, values in metrics.items()}
         loss, _, _ = super().prediction_step(model, rows, *args, **kwargs)
-        metrics["loss"].append(self.accelerator.gather(loss).mean().item())
-        for name, values in metrics.items():
-            values[before.get(name, 0) :] *= prompts
+        measured = self._metrics["eval"]
+        measured["loss"].append(self.accelerator.gather(loss).mean().item())
         if self.num_generations_eval == 1:
             for name in _OF_GROUPS:
-                metrics.pop(name, None)
+                measured.pop(name, None)
+        for name, values in measured.items():
+            self._weighted[name] += [(value, prompts) for value in values if not math.isnan(value)]
+        measured.clear()
         return None, None, None
