@@ -50,38 +50,47 @@ def find_start(method: str, flags: Flags) -> Start:
     """The run, the file of settings and the model that ``flags`` of :func:`gtpo.cli.flags.flags_on` name."""
     run = find_run(method, flags)
     config = flags.get("config")
-    of_run = False
+    of_run = config is None and run is not None
     if config is not None:
         beside = RunDirectory(Path(config).parent)
         of_run = beside.is_ours and beside.config == Path(config)
     elif run:
-        of_run = True
         config = str(run.config)
-    stored = {} if config is None else read_yaml(config)
-    for key, value in stored.items():
-        if name_of(key) in TEXTS and isinstance(value, list | dict):
-            raise UsageError(f"{config}: {key} is a {type(value).__name__}: expected one text.")
-    for name in sorted({"objective", "reward"} - flags.keys()):
-        words = stored.get(name) or []
-        if isinstance(words, str):
-            words = [words]
-        code = [word for word in words if word not in ("format", "accuracy")]
-        if code:
-            again = shlex.join([f"--{name}", *words])  # the file may be a stranger's
-            raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
-    given = {name_of(name): value for name, value in {**stored, **flags}.items() if value}
+    settings = {} if config is None else read_yaml(config)
+    _check_texts(settings, config)
+    _check_code(settings, config, flags)
+    given = {name_of(name): value for name, value in {**settings, **flags}.items() if value}
     objective = given.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
     model = given.get("model", ModelArguments.model)
+    stored = settings if of_run else {}
     adapter = find_adapter(model)
-    of_prompt = stored if of_run else {}
     if adapter:
-        of_prompt = RunDirectory(adapter.parent).read_config()
-        model = of_prompt["model"]
+        stored = RunDirectory(adapter.parent).read_config()
+        model = stored["model"]
     backend = given.get("backend", ModelArguments.backend)
     dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return Start(model, backend, dry_run, run, config, stored, of_run, adapter, of_prompt)
+    return Start(model, backend, dry_run, run, config, settings, of_run, adapter, stored)
+
+
+def _check_texts(settings: Values, config: str | None) -> None:
+    """Refuse a list where a file names one text."""
+    for key, value in settings.items():
+        if name_of(key) in TEXTS and isinstance(value, list | dict):
+            raise UsageError(f"{config}: {key} is a {type(value).__name__}: expected one text.")
+
+
+def _check_code(settings: Values, config: str | None, flags: Flags) -> None:
+    """Refuse the code of a user that a file alone names: it may be a stranger's."""
+    for name in sorted({"objective", "reward"} - flags.keys()):
+        words = settings.get(name) or []
+        if isinstance(words, str):
+            words = [words]
+        code = [word for word in words if word not in ("format", "accuracy")]
+        if code:
+            again = shlex.join([f"--{name}", *words])
+            raise UsageError(f"{config} names the {name} {code[0]}: if you trust its code, add {again}.")
 
 
 def find_run(method: str, flags: Flags) -> RunDirectory | None:
