@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 LN2, EPS = math.log(2.0), torch.finfo(torch.float32).eps
 FILTER_MODES = ("auto", "on", "off", "negative_only")
-CONFLICT_SPANS = ("anchored", "first_run", "common")
+CONFLICT_SPANS = ("anchored", "first_run", "common", "credited")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
 BLOCK = 128  # places of a group that are compared at once: the memory for it is P * G * G * BLOCK bytes
 
@@ -57,7 +57,8 @@ def conflict_spans(
         group_size: G; rows k*G to (k+1)*G-1 are one group.
         span: Which run of conflict tokens counts, where the paper is ambiguous: "anchored", the run that starts at the
             first (last) token; "first_run", the first run from the left (right), wherever it starts; "common", the
-            longest prefix (suffix) that all completions with A != 0 share.
+            longest prefix (suffix) that all completions with A != 0 share. Ours: "credited", the tokens of "anchored"
+            whose holders, the completions of the group that have it there, have a mean A_i of at least 0.
 
     Returns:
         Forward and backward span. Bool, shape (B, T) each.
@@ -70,9 +71,9 @@ def conflict_spans(
     _check_rows("conflict_mask", completion_mask, {"advantages": advantages}, completion_ids=completion_ids)
     if group_size < 1 or len(completion_ids) % group_size:
         raise ValueError(f"{len(completion_ids)} completions do not divide into groups of {group_size}.")
-    sign = ((advantages > 0).long() - (advantages < 0).long()).view(-1, group_size)
+    by_group = advantages.view(-1, group_size)
     forward, backward = (
-        _run(grouped_tokens(completion_ids, places, group_size), sign, span).gather(1, places)
+        _run(grouped_tokens(completion_ids, places, group_size), by_group, span).gather(1, places)
         for places in token_places(completion_mask.bool())
     )
     return forward, backward
@@ -111,16 +112,17 @@ def grouped_tokens(ids: Tensor, places: Tensor, group_size: int) -> Tensor:
     return padding.scatter(1, places, ids.long())[:, :-1].unflatten(0, (-1, group_size))  # without column T
 
 
-def _run(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
+def _run(tokens: Tensor, advantages: Tensor, span: str) -> Tensor:
     """The run of conflict tokens by place. Shapes (P, G, T), (P, G) -> bool (B, T + 1), False in the last column."""
-    still_running = torch.ones_like(sign, dtype=torch.bool).view(-1, 1)  # (B, 1)
+    still_running = torch.ones_like(advantages, dtype=torch.bool).view(-1, 1)  # (B, 1)
     not_started = torch.full_like(still_running, span == "first_run")  # which may start anywhere
     runs = []
     for block in tokens.split(BLOCK, dim=2):
-        conflict = _conflicts(block, sign, span).flatten(0, 1)  # (B, C)
+        conflict = _conflicts(block, advantages, span).flatten(0, 1)  # (B, C)
         not_started = not_started[:, -1:] & ~conflict.cummax(1).values
         run = (still_running & (conflict | not_started)).cummin(1).values
-        runs.append(run & conflict)
+        is_marked = _credited(block, advantages).flatten(0, 1) if span == "credited" else conflict
+        runs.append(run & conflict & is_marked)
         still_running = run[:, -1:]
         if not still_running.any():
             break
@@ -128,14 +130,21 @@ def _run(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
     return pad(found, (0, 1 + tokens.shape[2] - found.shape[1]))
 
 
-def _conflicts(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
+def _conflicts(tokens: Tensor, advantages: Tensor, span: str) -> Tensor:
     """Whether rows of both signs have the token at its place, for "common" all with a sign. Bool, (P, G, C)."""
     same = tokens[:, :, None] == tokens[:, None]  # (P, G, G, C): row i has the token of row j
-    positive, negative = (sign > 0)[:, None, :, None], (sign < 0)[:, None, :, None]
+    positive, negative = (advantages > 0)[:, None, :, None], (advantages < 0)[:, None, :, None]
     conflict = (same & positive).any(2) & (same & negative).any(2)  # Section 5.1
     if span == "common":
         conflict &= (same | ~(positive | negative)).all(2)
     return conflict
+
+
+def _credited(tokens: Tensor, advantages: Tensor) -> Tensor:
+    """Whether the rows that have the token at its place have a mean A_i >= 0, but for rounding. Bool, (P, G, C)."""
+    same = tokens[:, :, None] == tokens[:, None]  # (P, G, G, C)
+    of_holders = advantages[:, None, :, None] * same
+    return of_holders.sum(2) >= -1e-5 * of_holders.abs().sum(2)  # all rows: a sum of 0, up to rounding
 
 
 def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 2.0) -> Tensor:

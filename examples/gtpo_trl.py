@@ -69,7 +69,7 @@ class GTPOConfig(GRPOConfig):
         loss_type: "grpo", the 1/|o_i| of Eq. 11.
         conflict_correction: Whether lambda of Eq. 9 weights the conflict tokens.
         conflict_positive_weight: lambda of a conflict token where A_i > 0.
-        conflict_span: Which run of conflict tokens counts: anchored, first_run or common.
+        conflict_span: Which run of conflict tokens counts: anchored, first_run, common or credited.
         gamma: Weight of the entropy penalty.
         zero_advantage: entropy (A_i = 0 trains on entropy alone, Eq. 11) or skip (Eq. 27 and 28).
         entropy_threshold: Completions with <H>_i above it are filtered, in nats.
@@ -83,7 +83,7 @@ class GTPOConfig(GRPOConfig):
     loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
     conflict_correction: bool = field(default=True, metadata={"help": "Weight conflict tokens by lambda of Eq. 9."})
     conflict_positive_weight: float = field(default=2.0, metadata={"help": "lambda of a conflict token with A_i > 0."})
-    conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run or common."})
+    conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run, common or credited."})
     gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty."})
     zero_advantage: str = field(default="entropy", metadata={"help": "entropy or skip: a completion with A_i = 0."})
     entropy_threshold: float = field(default=LN2, metadata={"help": "Completions above it are filtered, in nats."})

@@ -281,9 +281,10 @@ class GTPOArguments:
     )
     conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
     conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].")
-    conflict_span: Literal["anchored", "first_run", "common"] = option(
+    conflict_span: Literal["anchored", "first_run", "common", "credited"] = option(
         "anchored",
-        "Anchored at both ends [Section 5.1], the first run anywhere, or the group's common prefix and suffix.",
+        "Anchored at both ends [Section 5.1], the first run anywhere, the group's common prefix and suffix, or, of the"
+        " anchored tokens, those whose completions have a mean advantage of at least 0 [ours].",
     )
     initial_entropy: float | None = option(
         None,

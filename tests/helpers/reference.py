@@ -49,6 +49,7 @@ def naive_forward_spans(group: list[list[int]], advantages: list[float], span: s
     anchored: the conflict tokens from the first token on, without a gap.
     first_run: skip to the first conflict token, mark it and those that follow without a gap.
     common: the conflict tokens of the prefix that all completions with A != 0 share.
+    credited: of the anchored ones, those whose holders (rows with the same token there) have a mean A >= 0.
     """
     signed = [(row, score) for row, score in zip(group, advantages, strict=True) if score != 0]
     masks = []
@@ -67,6 +68,11 @@ def naive_forward_spans(group: list[list[int]], advantages: list[float], span: s
         while position < len(row) and conflict[position] and (span != "common" or shared[position]):
             mask[position] = True
             position += 1
+        if span == "credited":
+            for position, token in enumerate(row):
+                rows = zip(group, advantages, strict=True)
+                held = [score for other, score in rows if other[position : position + 1] == [token]]
+                mask[position] = mask[position] and round(math.fsum(held), 6) >= 0
         masks.append(mask)
     return masks
 

@@ -25,7 +25,7 @@ def test_spans_equal_the_loops_over_tokens(span: str, width: int, size: int) -> 
     valid = torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=generator)
     valid[: rows // 2] = True
     valid[::7] = torch.rand(width, generator=generator) < 0.9
-    advantages = torch.randint(-1, 2, (rows,), generator=generator).float()
+    advantages = torch.randint(-2, 3, (rows,), generator=generator).float()
     forward, backward = conflict_spans(ids, valid, advantages, size, span)
     completions = unpad(ids, valid)
     scores = advantages.tolist()
