@@ -7,6 +7,7 @@
 
 The clipped ratio is that of TRL's RLOOTrainer; the paper has one update for a generation, where s_i = 1. The gradient
 is about |o_i| times that of GRPO: the learning rate is not comparable. The ratio of vLLM is not corrected, as in TRL.
+RLOO is two changes of GRPO, and each is a class that trains alone: its advantages, and the ratio of whole completions.
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ class Settings:
     clip: float = field(default=0.2, metadata={"help": "s_i is clipped to 1 - clip and 1 + clip."})
 
 
-class RLOO(GRPOTrainer):
-    Settings = Settings
-    fixed = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "loss_type": "grpo", "scale_rewards": "group"}
+class LeaveOneOut(GRPOTrainer):
+    """RLOO's advantages with GRPO's loss."""
+
+    fixed = {"scale_rewards": "group"}
 
     def advantages(self, rewards: Tensor, group_size: int) -> Tensor:  # (B, K) -> (B,)
         summed = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
@@ -35,6 +37,13 @@ class RLOO(GRPOTrainer):
         baseline = (groups.sum(1, keepdim=True) - groups) / others.clamp(min=1)
         return (groups - baseline).masked_fill(others == 0, 0.0).flatten()
 
+
+class CompletionRatio(GRPOTrainer):
+    """GRPO's advantages with RLOO's loss."""
+
+    Settings = Settings
+    fixed = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "loss_type": "grpo"}
+
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict) -> tuple[Tensor, Measured]:  # (b, T) each
         mask, advantages = inputs["completion_mask"], inputs["advantages"]
         old_logps = inputs.get("old_per_token_logps", logps.detach())
@@ -42,3 +51,7 @@ class RLOO(GRPOTrainer):
         clipped = ratio.clamp(1 - self.settings.clip, 1 + self.settings.clip)
         loss = -torch.min(ratio * advantages, clipped * advantages).mean()
         return loss, Measured(completion_entropy(token_entropy, mask))
+
+
+class RLOO(LeaveOneOut, CompletionRatio):
+    fixed = LeaveOneOut.fixed | CompletionRatio.fixed

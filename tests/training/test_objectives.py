@@ -18,13 +18,16 @@ from helpers.reference import length_mask
 from packaging.version import Version
 from torch import Tensor
 
+from examples.objectives.rloo import RLOO, CompletionRatio, LeaveOneOut
+from gtpo import GRPOTrainer
+
 ROWS = 12
 EPSILON = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 
 def kind_of(file: str) -> Any:
     module = importlib.import_module(f"examples.objectives.{file}")
-    (kind,) = (
+    *_, kind = (  # the last: the halves of RLOO come before it
         value
         for value in vars(module).values()
         if getattr(value, "fixed", None) and value.__module__ == module.__name__
@@ -152,6 +155,19 @@ def test_loss_and_gradient_are_those_of_the_formula(file: str) -> None:
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
         moved += int(gradient.abs().sum() > 0)
     assert moved >= 80
+
+
+def test_the_halves_of_rloo() -> None:
+    """Its advantages are of one class, with GRPO's loss, and its loss of the other, with GRPO's advantages."""
+    rewards = torch.tensor([[10.0, 0.0], [10.0, 10.0], [0.0, 1.0], [0.0, 10.0]])  # sums 10, 20, 1, 10
+    weights = {"reward_weights": torch.ones(2)}
+    expected = torch.tensor([10 - 31 / 3, 20 - 7.0, 1 - 40 / 3, 10 - 31 / 3])
+    for kind in (LeaveOneOut, RLOO):
+        torch.testing.assert_close(without_model(kind, **weights).advantages(rewards, 4), expected)
+    assert CompletionRatio.advantages is GRPOTrainer.advantages
+    assert LeaveOneOut.objective is GRPOTrainer.objective
+    assert CompletionRatio.objective is RLOO.objective  # held above against the formula
+    assert {"scale_rewards"} == LeaveOneOut.fixed.keys() == RLOO.fixed.keys() - CompletionRatio.fixed.keys()
 
 
 @pytest.mark.parametrize("file", ["gspo", "gmpo", "sapo", "cispo"])
