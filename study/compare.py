@@ -44,9 +44,9 @@ class Found(NamedTuple):
         """The name of an arm's runs."""
         return arm.run_name(self.rates.get(arm.name))
 
-    def pair(self, comparison: Comparison, arm: Arm) -> Pair:
-        """An arm and the first one, at the seeds that both have from one revision and machine."""
-        names = [self.name(comparison.arms[0]), self.name(arm)]
+    def pair(self, comparison: Comparison, arm: Arm, minus: Arm | None = None) -> Pair:
+        """An arm and the one that is subtracted, the first, at the seeds that both have from one revision and machine."""
+        names = [self.name(minus or comparison.arms[0]), self.name(arm)]
         same: list[int] = []
         mixed: list[int] = []
         for seed in comparison.seeds:
@@ -210,11 +210,13 @@ def pooled_row(pairs: Sequence[Pair], measure: str, bound: float) -> Row:
 def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
     """The planned differences; Holm's correction is over all of them."""
     rows = []
+    arms = {arm.name: arm for arm in comparison.arms}
     for primary, arm in product(comparison.primary, comparison.arms[1:]):
         if not comparison.is_own and arm.name not in primary.get("arms", [arm.name]):
             continue
         measure = primary["measure"]
-        pairs = [found.pair(comparison, arm) for found in every]
+        minus = arms[primary.get("minus", comparison.arms[0].name)]
+        pairs = [found.pair(comparison, arm, minus) for found in every]
         if primary.get("slope"):
             shares = [found.base.x or 0.0 for found in every]
             found_rows = [slope_row(shares, pairs, measure)]
@@ -222,7 +224,7 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
             found_rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
         else:
             found_rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
-        shared = {"measure": measure, "arm": arm, "needs_p": comparison.needs_p}
+        shared = {"measure": measure, "arm": arm, "minus": minus, "needs_p": comparison.needs_p}
         rows += [{**row, **shared} for row in found_rows]
     if len(rows) > 1:
         add_holm(rows)
