@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, name_of
@@ -33,12 +33,26 @@ def read_experiments() -> Row:
     return read_yaml(Path(__file__).with_name("experiments.yaml"))
 
 
+class Choice(NamedTuple):
+    """How one half of the seeds chooses the rates of the other half.
+
+    Attributes:
+        by: The measure whose mean is highest.
+        least: Measure -> the least mean of a rate that may be chosen; if no rate has it, all may.
+    """
+
+    by: str
+    least: Values = MappingProxyType({})
+
+
 class Arm(NamedTuple):
     """An objective with its settings.
 
     Attributes:
         runs: The names of its runs, with {rate}.
         method: Of the script that trains it.
+        prompts: A generation.
+        updates: A generation.
     """
 
     name: str
@@ -47,6 +61,8 @@ class Arm(NamedTuple):
     label: str
     color: str
     settings: Values
+    prompts: int = 1
+    updates: int = 1
 
     def run_name(self, rate: str | None) -> str:
         return self.runs.format(rate=rate)
@@ -112,6 +128,10 @@ class Comparison(SimpleNamespace):
         run_names: Of every arm at every rate.
         primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
         measures: The planned ones of the primary differences first.
+        choices: Name -> :class:`Choice`. With choices every arm is trained at every rate with all seeds, but for
+            ``rates_of`` (arm -> its only rates) and ``rates_as`` (arm -> the arm whose chosen rates it has).
+        views: What arms are compared at: names of choices and rates; the first one unless a primary says ``at``.
+        steps: Of a run, or generations where the arms have several updates of one.
         window: Steps of the trailing mean.
         directory: Of the runs, and of page and figure.
         is_own: Whether the arms are a user's next to the first one of a planned comparison, whose stored runs count.
@@ -134,6 +154,7 @@ class Comparison(SimpleNamespace):
         self.rate_seeds = numbers_of(spec["rate_seeds"] or later)
         if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
+        self.choices = {key: Choice(**choice) for key, choice in spec["choices"].items()}
         self.settings_of = {arm.name: {key: self.set[key] for key in self.set if arm.has(key)} for arm in self.arms}
         for key in self.set.keys() - set().union(*self.settings_of.values()):
             raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
@@ -167,8 +188,8 @@ class Comparison(SimpleNamespace):
             "adam_beta1": beta1,
             "adam_beta2": beta2,
             **({} if rate == OF_PRESET else {"learning_rate": rate}),
-            "max_steps": self.steps,
-            "save_steps": max(1, self.steps // 2),
+            "max_steps": self.steps * arm.updates,
+            "save_steps": max(1, self.steps // 2) * arm.updates,
             **self.settings_of[arm.name],
         }
         words = [word.replace("{method}", arm.method) for word in to_argv(settings)]
@@ -183,7 +204,7 @@ class Comparison(SimpleNamespace):
             argv,
             RunDirectory(path),
             log,
-            base.minutes_per_100_steps * self.steps / 100,
+            base.minutes_per_100_steps * self.steps * arm.updates / 100,
         )
 
     def chooser(self, base: Base) -> Base:
@@ -231,6 +252,8 @@ class Comparison(SimpleNamespace):
 
     def chosen_rates(self, results: Results) -> dict[str, str]:
         """Arm -> its rate; of several the best one, once all of its runs are there."""
+        if self.choices:
+            return {arm.name: self.views[0] for arm in self.arms}
         if len(self.rates) == 1:
             return {arm.name: self.rates[0] for arm in self.arms}
         found = {}

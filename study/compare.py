@@ -3,12 +3,13 @@
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
 from study import Numbers, Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison, Runs
+from study.choices import by_generation, chosen_by_halves, with_copies
 from study.comparison import Pair, add_holm, compare
 from study.measures import LOST, has_fallen
 from study.rendering import render
@@ -33,19 +35,27 @@ TABLE = ("pass@1 sampled", "pass@1 greedy", "formatting late", "entropy late", "
 
 
 class Found(NamedTuple):
-    """The results from one base, condensed or of this machine; ``origins`` by run, ``rates`` by arm."""
+    """The results from one base, condensed or of this machine; ``origins`` by run, ``rates`` by arm.
+
+    ``chosen``: name of a choice -> arm -> seed -> rate; the runs at these are also there under the choice's name.
+    """
 
     base: Base
     results: Results
     origins: Values
     rates: Values
+    chosen: Mapping[str, Row] = MappingProxyType({})
+
+    def at(self, view: str) -> "Found":
+        """With every arm at a rate, or as a choice gives it."""
+        return self._replace(rates=dict.fromkeys(self.rates, view))
 
     def name(self, arm: Arm) -> str:
         """The name of an arm's runs."""
         return arm.run_name(self.rates.get(arm.name))
 
     def pair(self, comparison: Comparison, arm: Arm, minus: Arm | None = None) -> Pair:
-        """An arm and the one that is subtracted, the first, at the seeds that both have from one revision and machine."""
+        """An arm and the one that is subtracted, the first, at seeds that both have from one revision and machine."""
         names = [self.name(minus or comparison.arms[0]), self.name(arm)]
         same: list[int] = []
         mixed: list[int] = []
@@ -54,7 +64,8 @@ class Found(NamedTuple):
                 origins = [self.origins.get(f"{name}-s{seed}") for name in names]
                 (mixed if why_unlike(*origins) else same).append(seed)
         window, base = comparison.window, self.base
-        return Pair(self.results, names, same, window, base.benchmark_name, base.name, len(mixed))
+        prompts = {self.name(each): each.prompts for each in comparison.arms}
+        return Pair(self.results, names, same, window, base.benchmark_name, base.name, len(mixed), prompts)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
@@ -67,13 +78,39 @@ def found_of(comparison: Comparison, base: Base) -> Found:
         name, _, _ = label.rpartition("-s")
         if name in comparison.run_names:
             origins[label] = origin
+    if comparison.choices:
+        return with_choices(comparison, Found(base, results, origins, comparison.chosen_rates(results)))
     chooser = comparison.chooser(base)
     rated = results if chooser is base else read_results([comparison.stored(chooser), comparison.place(chooser)])
     return Found(base, results, origins, comparison.chosen_rates(rated))
 
 
+def with_choices(comparison: Comparison, found: Found) -> Found:
+    """With metrics by generation, and the runs at the rates of each choice."""
+    results = by_generation(found.results, comparison.arms, comparison.rates)
+    chosen: dict[str, Row] = {}
+    copies = {}
+    origins = dict(found.origins)
+    for name, choice in comparison.choices.items():
+        chosen[name] = {
+            arm.name: chosen_by_halves(comparison, choice, results, found.base, arm) for arm in comparison.arms
+        }
+        for arm in comparison.arms:
+            for seed, rate in chosen[name][arm.name].items():
+                copies[arm.run_name(name), seed] = arm.run_name(rate)
+                origins[f"{arm.run_name(name)}-s{seed}"] = found.origins.get(f"{arm.run_name(rate)}-s{seed}")
+    return found._replace(results=with_copies(results, copies), origins=origins, chosen=chosen)
+
+
 def every_found(comparison: Comparison) -> list[Found]:
     return [found_of(comparison, base) for base in comparison.bases]
+
+
+def every_view(comparison: Comparison, every: Sequence[Found]) -> list[Found]:
+    """From each base, at each of the comparison's views if it has some."""
+    if not comparison.views:
+        return [*every]
+    return [found.at(view) for found, view in product(every, comparison.views)]
 
 
 # The runs
@@ -96,7 +133,7 @@ class Works(NamedTuple):
 def run_comparison(comparison: Comparison, seeds: Seeds, slots: Sequence[Values]) -> Words:
     """Choose the rates if there are several, then train and score what is missing; a message for each failure."""
     failures = []
-    for _ in comparison.rates[:2]:  # of several rates the first round chooses
+    for _ in comparison.rates[:2]:  # the first round chooses of several rates
         works = works_of(comparison, seeds)
         check_commands(comparison, works.runs)
         failures += run_all(works.runs, works.evaluations, slots)
@@ -120,7 +157,15 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
         base = base.timed(found.results)
         every: list[Experiment] = []
         for arm in comparison.arms:
-            if arm.name in found.rates:
+            if arm.name in comparison.rates_as:
+                every += [
+                    comparison.run(base, arm, rate, seed)
+                    for seed in seeds
+                    for rate in sorted({of[arm.name][seed] for of in found.chosen.values() if seed in of[arm.name]})
+                ]
+            elif comparison.choices:
+                every += comparison.runs(base, [arm], comparison.rates_of.get(arm.name, comparison.rates), seeds)
+            elif arm.name in found.rates:
                 every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
             elif comparison.chooser(found.base) is found.base:
                 every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
@@ -143,7 +188,7 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
 
 def state_text(comparison: Comparison, seeds: Seeds) -> str:
     """What the comparison will take, what is finished, and what difference its seeds can show."""
-    tables = [table_of(comparison, found) for found in every_found(comparison)]
+    tables = [table_of(comparison, found) for found in every_view(comparison, every_found(comparison))]
     return render("state.txt", page_values(comparison, tables) | works_of(comparison, seeds)._asdict())
 
 
@@ -216,7 +261,8 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
             continue
         measure = primary["measure"]
         minus = arms[primary.get("minus", comparison.arms[0].name)]
-        pairs = [found.pair(comparison, arm, minus) for found in every]
+        views = [found.at(primary["at"]) if "at" in primary else found for found in every]
+        pairs = [found.pair(comparison, arm, minus) for found in views]
         if primary.get("slope"):
             shares = [found.base.x or 0.0 for found in every]
             found_rows = [slope_row(shares, pairs, measure)]
@@ -249,7 +295,7 @@ def table_of(comparison: Comparison, found: Found) -> Row:
             "measures": {name: pair.row(name) for name in (*comparison.measures, *TABLE)},
         }
         rows.append(row)
-    return {"base": found.base, "rates": found.rates, "untrained": untrained, "rows": rows}
+    return {"base": found.base, "rates": found.rates, "chosen": found.chosen, "untrained": untrained, "rows": rows}
 
 
 # The plan and the page
@@ -287,7 +333,7 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
         "revisions": revisions,
         "machines": len(machines),
         "plan": plan_state(comparison, revisions),
-        **page_values(comparison, [table_of(comparison, found) for found in every]),
+        **page_values(comparison, [table_of(comparison, found) for found in every_view(comparison, every)]),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_figure(comparison, every, directory / FIGURE)

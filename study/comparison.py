@@ -1,8 +1,9 @@
 """Two arms paired by seed: interval of the mean difference, exact p, Holm's correction, the best rate of each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ class Pair(NamedTuple):
     benchmark: str = "arithmetic"  # of the scores
     base: str = ""  # its name
     mixed: int = 0  # seeds that are left out, because their runs are of two origins
+    prompts: Mapping[str, int] = MappingProxyType({})  # name -> prompts a generation
 
     def runs(self) -> list[SeedRuns]:
         return [SeedRuns(self.results, seed, self.window) for seed in self.seeds]
@@ -33,7 +35,7 @@ class Pair(NamedTuple):
     def values(self, measure: str) -> dict[int, list[float]]:
         """Seed -> a measure (:func:`study.measures.measure_of`) of both arms, where both have it."""
         found = {}
-        measures = [measure_of(measure, name, self.benchmark) for name in self.names]
+        measures = [measure_of(measure, name, self.benchmark, self.prompts.get(name, 1)) for name in self.names]
         for runs in self.runs():
             with suppress(KeyError):
                 found[runs.seed] = [each.value(runs) for each in measures]

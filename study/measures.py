@@ -143,9 +143,16 @@ class Measure(NamedTuple):
         return runs.curve(name, self.name).of(self.of)
 
 
-def measure_of(text: str, run: str, benchmark: str = "arithmetic") -> Measure:
-    """``accuracy late``, ``formatting 1-100``: of the training; ``pass@1 greedy``, ``pass@1 sampled``: a score."""
+def measure_of(text: str, run: str, benchmark: str = "arithmetic", prompts: int = 1) -> Measure:
+    """``accuracy late``, ``formatting 1-100``: of the training; ``pass@1 greedy``, ``pass@1 sampled``: a score.
+
+    ``accuracy prompts 101-200``: over the steps that see these prompts, where a step has ``prompts`` of them.
+    """
     name, _, of = text.rpartition(" ")
+    if name.endswith(" prompts"):
+        name = name.removesuffix(" prompts")
+        first, _, last = of.partition("-")
+        of = f"{(int(first) - 1) // prompts + 1}-{int(last) // prompts}"
     if "@" in name:
         of = benchmark + GREEDY if of == "greedy" else benchmark
     return Measure(name, of, (run,))
