@@ -21,6 +21,10 @@ weight of a token of completion i, and the default is the paper's (``docs/method
 """
 
 import math
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -147,11 +151,20 @@ def _credited(tokens: Tensor, advantages: Tensor) -> Tensor:
     return of_holders.sum(2) >= -1e-5 * of_holders.abs().sum(2)  # all rows: a sum of 0, up to rounding
 
 
+def tag_mask(pieces: Sequence[Sequence[str | None]], tags: Sequence[str], width: int) -> Tensor:
+    """The tokens that touch a tag, bool (B, T = width). ``pieces``: of each row its tokens as text, without padding."""
+    found = torch.zeros(len(pieces), width, dtype=torch.bool)
+    pattern = "|".join(map(re.escape, tags))
+    for row, tokens in zip(found, pieces, strict=True):
+        texts = [piece or "" for piece in tokens]  # None: an id that the tokenizer does not have
+        ends = [*accumulate(map(len, texts))]
+        for tag in re.finditer(pattern, "".join(texts)):
+            row[bisect_right(ends, tag.start()) : bisect_left(ends, tag.end()) + 1] = True
+    return found
+
+
 def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 2.0) -> Tensor:
     """lambda of Eq. 9: 1 off the mask; on it 0 where A_i < 0, 2 where A_i > 0 and 1 where A_i = 0.
-
-    This is no policy gradient: on the mask (lambda - 1) A_i = |A_i|, so what lambda adds to GRPO is supervised training
-    on the policy's own shared tokens, whichever completions were right.
 
     Args:
         mask: Conflict mask M. Bool, shape (B, T).

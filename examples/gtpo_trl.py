@@ -33,6 +33,7 @@ from gtpo_loss import (
     filter_is_on,
     gtpo_loss,
     rewards_at_mean,
+    tag_mask,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class GTPOConfig(GRPOConfig):
         conflict_correction: Whether lambda of Eq. 9 weights the conflict tokens.
         conflict_positive_weight: lambda of a conflict token where A_i > 0.
         conflict_span: Which run of conflict tokens counts: anchored, first_run, common or credited.
+        conflict_tokens: all tokens of the span, or those of tags alone, which is ours and not the paper's.
+        tags: Tags of a completion, for conflict_tokens "tags".
         gamma: Weight of the entropy penalty.
         zero_advantage: entropy (A_i = 0 trains on entropy alone, Eq. 11) or skip (Eq. 27 and 28).
         entropy_threshold: Completions with <H>_i above it are filtered, in nats.
@@ -84,6 +87,10 @@ class GTPOConfig(GRPOConfig):
     conflict_correction: bool = field(default=True, metadata={"help": "Weight conflict tokens by lambda of Eq. 9."})
     conflict_positive_weight: float = field(default=2.0, metadata={"help": "lambda of a conflict token with A_i > 0."})
     conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run, common or credited."})
+    conflict_tokens: str = field(default="all", metadata={"help": "all tokens of the span, or those of tags."})
+    tags: str = field(
+        default="<reasoning> </reasoning> <answer> </answer>", metadata={"help": "Of conflict_tokens tags."}
+    )
     gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty."})
     zero_advantage: str = field(default="entropy", metadata={"help": "entropy or skip: a completion with A_i = 0."})
     entropy_threshold: float = field(default=LN2, metadata={"help": "Completions above it are filtered, in nats."})
@@ -95,7 +102,12 @@ class GTPOConfig(GRPOConfig):
         for name, value in _FIXED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"GTPO has no {name} = {getattr(self, name)!r}: expected {value!r}.")
-        known = {"conflict_span": CONFLICT_SPANS, "entropy_filter": FILTER_MODES, "zero_advantage": ("entropy", "skip")}
+        known = {
+            "conflict_span": CONFLICT_SPANS,
+            "conflict_tokens": ("all", "tags"),
+            "entropy_filter": FILTER_MODES,
+            "zero_advantage": ("entropy", "skip"),
+        }
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown: pick one of {', '.join(values)}.")
@@ -147,6 +159,10 @@ class GTPOTrainer(GRPOTrainer):
         if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
             advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
         conflicts = conflict_mask(ids, mask, advantages, group_size, self.args.conflict_span)  # (B, T)
+        if self.args.conflict_tokens == "tags":
+            rows = [row[is_token].tolist() for row, is_token in zip(ids, mask.bool(), strict=True)]
+            pieces = [self._tokenizer.convert_ids_to_tokens(row) for row in rows]
+            conflicts &= tag_mask(pieces, self.args.tags.split(), ids.shape[1]).to(ids.device)
         rows, width = batch["completion_ids"].shape
         first = self.accelerator.process_index * rows
         batch["advantages"] = advantages[first : first + rows]

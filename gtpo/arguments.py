@@ -286,6 +286,9 @@ class GTPOArguments:
         "Anchored at both ends [Section 5.1], the first run anywhere, the group's common prefix and suffix, or, of the"
         " anchored tokens, those whose completions have a mean advantage of at least 0 [ours].",
     )
+    conflict_tokens: Literal["all", "tags"] = option(
+        "all", "Lambda acts on all tokens of the span [Eq. 9], or on those of --tags alone [ours]."
+    )
     initial_entropy: float | None = option(
         None,
         "Mean entropy of the untrained policy in nats, as an earlier run printed it. Default: measured [Section 6].",

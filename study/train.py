@@ -104,6 +104,7 @@ def main(only_read: bool = False) -> Settings:
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
     options = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
+    options["tags"] = settings.prompt.format_tags
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
     measured = with_measures(kind, settings.prompt.format_tags)

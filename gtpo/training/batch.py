@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import set_seed
 from trl.trainer.utils import pad
 
-from gtpo_loss import conflict_spans
+from gtpo_loss import conflict_spans, tag_mask
 
 Batch = dict[str, Any]  # tensors of TRL's trainer by name: GRPOTrainer.objective lists them
 Row = dict[str, Any]  # of a dataset, or of what is logged
@@ -42,6 +42,7 @@ class Trainer(Protocol):
     top_k: int
     min_p: float | None
     gtpo: Any
+    tags: Sequence[str]
     _metrics: dict[str, dict[str, list[float]]]
     _logs: dict[str, Any]
 
@@ -66,15 +67,20 @@ class Rollouts(NamedTuple):
     group_size: int
 
 
-def gather_rollouts(trainer: Trainer, batch: Batch, advantages: Tensor, group_size: int, span: str) -> Rollouts:
+def gather_rollouts(trainer: Trainer, batch: Batch, advantages: Tensor, group_size: int) -> Rollouts:
     """Those of all processes, zero-padded to the longest, in rank order. ``advantages``: of all of them, (B,)."""
     rows = []
     for name in ("completion_ids", "completion_mask"):
         part = trainer.accelerator.pad_across_processes(batch[name], dim=1)
         rows.append(trainer.accelerator.gather(part))
     ids, valid = rows
-    spans = conflict_spans(ids, valid, advantages, group_size, span)
-    return Rollouts(ids, valid, spans, advantages, group_size)
+    forward, backward = conflict_spans(ids, valid, advantages, group_size, trainer.gtpo.conflict_span)
+    if trainer.gtpo.conflict_tokens == "tags":
+        rows = [tokens[is_token] for tokens, is_token in zip(ids, valid.bool(), strict=True)]
+        pieces = [trainer.processing_class.convert_ids_to_tokens(row.tolist()) for row in rows]
+        in_tags = tag_mask(pieces, trainer.tags, ids.shape[1]).to(ids.device)
+        forward, backward = forward & in_tags, backward & in_tags
+    return Rollouts(ids, valid, (forward, backward), advantages, group_size)
 
 
 def replace_last(log: deque[float], values: list[float]) -> None:

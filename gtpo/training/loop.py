@@ -68,6 +68,7 @@ def train_policy(
     policy, tokenizer = load_policy(settings, backend)
     if rewards_in:
         options["reward_funcs"] = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
+        options["tags"] = settings.prompt.format_tags
     else:
         check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
     rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)

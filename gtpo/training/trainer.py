@@ -9,7 +9,7 @@ rollout functions.
 import inspect
 import logging
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_parallel
+from gtpo.prompts import TAGS
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.advantages import group_advantages
 from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
@@ -102,6 +103,7 @@ class GRPOTrainer(HeldOutEvaluation):
             args = self._config(f"{source.rpartition('/')[2]}-{self._name}")
         self.check_settings(args)
         self.settings = kwargs.pop("settings", None) or self.Settings()
+        self.tags: Sequence[str] = kwargs.pop("tags", TAGS)  # of conflict_tokens "tags"
         names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
         given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
         check_inputs(given)
@@ -165,7 +167,7 @@ class GRPOTrainer(HeldOutEvaluation):
         batch["advantages"] = call_advantages(self, self._rewards, group_size)[row]
         advantages = self.accelerator.gather(batch["advantages"])  # also where a hook draws random numbers
         replace_last(self._logs["advantages"], advantages.tolist())
-        whole = gather_rollouts(self, batch, advantages, group_size, self.gtpo.conflict_span)
+        whole = gather_rollouts(self, batch, advantages, group_size)
         forward, backward = whole.spans
         batch["conflict_mask"] = (forward | backward)[row, :width]
         batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device

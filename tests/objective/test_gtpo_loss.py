@@ -35,6 +35,7 @@ from gtpo_loss import (
     grpo_loss,
     gtpo_loss,
     rewards_at_mean,
+    tag_mask,
 )
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
@@ -466,3 +467,14 @@ def test_options_that_cannot_be_used_are_refused(function: Callable, options: di
     arguments = GOOD[function][:2] if "initial_entropy" in options else GOOD[function]
     with pytest.raises(ValueError):
         function(*arguments, **options)
+
+
+def test_tokens_that_touch_a_tag() -> None:
+    """A tag of several tokens, one that shares a token with text, one cut off, two in a row; an id without a piece."""
+    rows = [
+        ["<", "rea", ">", "x", "</rea", ">y", "<re"],
+        ["a<rea>b", None, "<rea>", "z"],
+        [],
+    ]
+    expected = [[1, 1, 1, 0, 1, 1, 0, 0], [1, 0, 1, 0, 0, 0, 0, 0], [0] * 8]
+    assert tag_mask(rows, ("<rea>", "</rea>"), 8).int().tolist() == expected

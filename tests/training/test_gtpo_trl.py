@@ -10,14 +10,25 @@ import pytest
 import torch
 import trl
 from accelerate import Accelerator
-from helpers.canned import GROUP, batch_of, canned_group, trained_weights
+from helpers.canned import (
+    GROUP,
+    PREFIX,
+    SUFFIX,
+    TRAINERS,
+    CannedGRPO,
+    batch_of,
+    canned_group,
+    trained_weights,
+)
 from helpers.files import tables_of
 from helpers.weights import Weights
 from pytest import MonkeyPatch
 
 from examples import gtpo_trl
 from examples.gtpo_trl import GTPOConfig
+from examples.objectives.tag_correction import TagCorrection
 from gtpo.training import initial_entropy
+from gtpo_loss import conflict_mask
 
 TABLES = tables_of(__file__)
 
@@ -43,6 +54,47 @@ CASES: dict[str, Any] = {
         "gtpo": {"gamma": 0.3, "conflict_positive_weight": 1.0, "conflict_span": "common"},
     },
 }
+
+
+def test_the_correction_on_tags_is_a_setting_of_both(build: Any) -> None:
+    """The second token of the prefix and of the suffix are the tags; other conflict tokens keep lambda 1."""
+    settings = {"conflict_tokens": "tags"}
+    ours = build("gtpo", "ours", max_steps=3, gtpo=settings)
+    tags = ours._tokenizer.convert_ids_to_tokens([PREFIX[1], SUFFIX[1]])
+    ours.tags = tags
+    mine = build("gtpo_trl", "mine", max_steps=3, gtpo=settings, tags=" ".join(tags))
+    batch = batch_of(ours)
+    is_tag = torch.zeros_like(batch["conflict_mask"])
+    for marked, ids in zip(is_tag, canned_group(0), strict=True):
+        pieces = ours._tokenizer.convert_ids_to_tokens(ids)
+        token_of = [token for token, piece in enumerate(pieces) for _ in piece]  # of each character
+        text = "".join(pieces)
+        for tag in tags:
+            for start in range(len(text)):
+                if text.startswith(tag, start):
+                    marked[token_of[start : start + len(tag)]] = True
+    everything = conflict_mask(batch["completion_ids"], batch["completion_mask"], batch["advantages"], GROUP)
+    assert torch.equal(batch["conflict_mask"], everything & is_tag)
+    assert 0 < batch["conflict_mask"].sum() < everything.sum()
+    assert gap(trained_weights(mine), trained_weights(ours)) <= ATOL
+    of_all = build("gtpo", "all", max_steps=3)
+    assert gap(trained_weights(of_all), trained_weights(ours)) > 1e-3
+
+
+@pytest.mark.parametrize("off_policy", [{}, {"num_iterations": 2}])
+def test_it_trains_as_the_objective_of_one_file(off_policy: Any, build: Any, monkeypatch: MonkeyPatch) -> None:
+    """examples/objectives/tag_correction.py, which comparisons ran, but for the rows that the head skips here."""
+
+    class CannedTags(CannedGRPO, TagCorrection):
+        pass
+
+    monkeypatch.setitem(TRAINERS, "tags", CannedTags)
+    settings = {"conflict_tokens": "tags", "gamma": 0.0, "entropy_filter": "off"}
+    ours = build("gtpo", "ours", max_steps=3, gtpo=settings, **off_policy)
+    ours.tags = ours._tokenizer.convert_ids_to_tokens([PREFIX[1], SUFFIX[1]])
+    file = build("tags", "file", max_steps=3, **off_policy)
+    file.settings.corrected_tags = " ".join(ours.tags)
+    assert gap(trained_weights(file), trained_weights(ours)) <= ATOL
 
 
 @pytest.mark.parametrize("case", CASES)
