@@ -628,10 +628,17 @@ def pins() -> dict[str, str]:
 
 
 def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
-    """docs/gpu.md with its tables of stages."""
-    from study.page import fill
+    """docs/gpu.md with its tables of stages, between ``<!-- measured -->`` and ``<!-- end -->``.
 
-    return fill(text, "measured", measured_table(reports))
+    Raises:
+        ValueError: If the page lacks one of these comments.
+    """
+    content = measured_table(reports)
+    pattern = r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)"
+    filled, count = re.subn(pattern, lambda _: f"{content}\n", text, flags=re.DOTALL)
+    if not count:
+        raise ValueError("no `<!-- measured -->` followed by `<!-- end -->`: add both comments")
+    return filled
 
 
 def stored_reports() -> list[dict[str, Any]]:

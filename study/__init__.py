@@ -1,4 +1,4 @@
-"""The study of small models: comparisons, claims, verdicts, pages. Not part of the wheel."""
+"""The study of small models: comparisons, paired by seed, and their pages. Not part of the wheel."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,7 +5,7 @@
     python -m study compare missing_tags --list                   # a comparison of study/experiments.yaml
     python -m study compare plain --arms my_objective.py:Mine     # your arm next to the stored runs of GRPO
     python -m study compare llama --gpus 0 1 --list               # a comparison on a GPU, with its hours
-    python -m study page                                          # results/ and the generated pages
+    python -m study compare missing_tags --store                  # finished runs to results/, with their page
 
 Finished runs are skipped and interrupted ones resume: the same command continues where it stopped.
 """
@@ -18,12 +18,11 @@ from pathlib import Path
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
-from paper.matrix import load_matrix
 from paper.runner import slots_of
 from study import Words
-from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
+from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
 from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_text, write_page
-from study.page import write_page as write_pages
+from study.storage import store
 
 Flags = argparse.Namespace
 
@@ -47,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
 def compare(flags: Flags) -> Words:
     """Plan, run and report a comparison; a message for each failure."""
     comparison = comparison_of(flags)
+    if flags.store:
+        print(*store_runs(comparison), sep="\n")
+        return []
     if comparison.is_own or not comparison.name:
         from study.train import check  # it imports TRL
 
@@ -84,17 +86,22 @@ def comparison_of(flags: Flags) -> Comparison:
     return known_comparison(flags.name, directory, flags.arms or ())
 
 
-def page(flags: Flags) -> Words:
-    print(*write_pages(load_matrix()), sep="\n")
-    return []
-
-
-COMMANDS = {"compare": compare, "page": page}
+def store_runs(comparison: Comparison) -> list[Path]:
+    """Add the finished runs of a planned comparison to the condensed ones in results/; its page is of these alone."""
+    if comparison.is_own or comparison.name not in read_experiments()["comparisons"]:
+        names = ", ".join(read_experiments()["comparisons"])
+        raise UsageError(f"--store: results/ has a directory for each planned comparison: name one of {names}.")
+    seeds = sorted({*comparison.seeds, *comparison.rate_seeds})
+    for base in comparison.bases:
+        runs = comparison.runs(base, comparison.arms, comparison.rates, seeds)
+        store(comparison.stored(base), comparison.place(base), runs, read_experiments()["stored_metrics"])
+    stored = stored_comparison(comparison.name)
+    return write_page(stored, stored.results, f"python -m study compare {comparison.name}")
 
 
 def main() -> None:
     flags = parser().parse_args()
-    failures = COMMANDS[flags.command](flags)
+    failures = compare(flags)
     for failure in failures:
         print(failure)
     sys.exit(1 if failures else 0)

@@ -72,11 +72,6 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:
     return rows
 
 
-def rounded_mean(values: Numbers) -> list[float | None]:
-    """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
-    return [*map(rounded, mean_of(values))]
-
-
 def compare(differences: Numbers) -> Row:
     """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)

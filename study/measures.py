@@ -1,9 +1,8 @@
-"""What a claim measures: means over parts of the training, steps, scores of the evaluation, of the runs of one seed."""
+"""What a comparison measures: means over parts of the training, scores of the evaluation, of the runs of one seed."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from math import isfinite
-from statistics import fmean
 from typing import NamedTuple
 
 from pandas import Series
@@ -27,21 +26,10 @@ class Curve(NamedTuple):
             return float(part.mean())
         return float(getattr(self, statistic)())
 
-    def early(self) -> float:
-        """Mean over the first quarter; of fewer than four values the first one."""
-        return float(self.values.iloc[: self._quarter].mean())
-
     def late(self) -> float:
         """Mean over the last quarter; of fewer than four values the last one."""
-        return float(self.values.iloc[-self._quarter :].mean())
-
-    @property
-    def _quarter(self) -> int:
-        return max(1, round(len(self.values) / 4))
-
-    def first_third(self) -> float:
-        third = len(self.values) // 3
-        return self.values.iloc[:third].mean()
+        quarter = max(1, round(len(self.values) / 4))
+        return float(self.values.iloc[-quarter:].mean())
 
     def last_third(self) -> float:
         third = len(self.values) // 3
@@ -58,25 +46,10 @@ class Curve(NamedTuple):
         """The highest value of the trailing mean minus the mean over the last quarter."""
         return self.highest() - self.late()
 
-    def rise_step(self) -> float:
-        """The step at which the trailing mean, also of the first steps, reaches half of its highest value."""
-        means = self._means()
-        return (means >= means.max() / 2).idxmax()
-
-    def fall_step(self) -> float:
-        """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
-        means = self.trailing()
-        after = means.loc[means.idxmax() :]
-        middle = (after.iloc[0] + after.min()) / 2
-        return (after <= middle).idxmax()
-
     def trailing(self) -> Series:
         """The trailing mean from the first full window on; of a shorter run its last one."""
         full = min(self.window, len(self.values)) - 1
-        return self._means().iloc[full:]
-
-    def _means(self) -> Series:
-        return self.values.rolling(self.window, min_periods=1).mean()
+        return self.values.rolling(self.window, min_periods=1).mean().iloc[full:]
 
 
 def rounded(value: float | None) -> float | None:
@@ -113,34 +86,23 @@ def has_fallen(runs: SeedRuns, name: str, limits: Mapping[str, float] = LOST) ->
 
 
 class Measure(NamedTuple):
-    """A number per seed, the mean over some runs, or a threshold.
+    """A number of each seed of a run.
 
     Attributes:
         name: A metric of the training, or a score of the evaluation (``pass@32``, ``pass_lenient@1``).
         of: The statistic of the metric, as for :meth:`Curve.of`; the benchmark of a score.
-        runs: Their names; empty for a threshold.
+        run: Its name.
     """
 
-    name: str = ""
-    of: str = ""
-    runs: tuple[str, ...] = ()
-    threshold: float = 0.0
-
-    @property
-    def benchmark(self) -> str | None:
-        """Of a score; None for a metric."""
-        return self.of if "@" in self.name else None
+    name: str
+    of: str
+    run: str
 
     def value(self, runs: SeedRuns) -> float:
         """The number of one seed; raises as :class:`SeedRuns`."""
-        if not self.runs:
-            return self.threshold
-        return fmean(self._of_run(runs, name) for name in self.runs)
-
-    def _of_run(self, runs: SeedRuns, name: str) -> float:
-        if self.benchmark:
-            return runs.score(name, self.of, self.name)
-        return runs.curve(name, self.name).of(self.of)
+        if "@" in self.name:
+            return runs.score(self.run, self.of, self.name)
+        return runs.curve(self.run, self.name).of(self.of)
 
 
 def measure_of(text: str, run: str, benchmark: str = "arithmetic", prompts: int = 1) -> Measure:
@@ -155,4 +117,4 @@ def measure_of(text: str, run: str, benchmark: str = "arithmetic", prompts: int 
         of = f"{(int(first) - 1) // prompts + 1}-{int(last) // prompts}"
     if "@" in name:
         of = benchmark + GREEDY if of == "greedy" else benchmark
-    return Measure(name, of, (run,))
+    return Measure(name, of, run)

@@ -18,16 +18,16 @@ ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json; 
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
-def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Words, *, with_base: bool = True) -> None:
+def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Words) -> None:
     """Add the finished ones of some runs below ``source``, and their scores, to the condensed results in ``directory``.
 
-    Revision and machine of each run are stored too. ``with_base``: also the scores of the base.
+    Revision and machine of each run are stored too, and the scores of the base.
     """
     new = {(run.name, run.seed): run.label for run in runs if run.is_finished}
     if not new:
         return
     stored = read_results([directory])
-    added = only(read_results([source]), new, with_base)
+    added = only(read_results([source]), new)
     rows = {}
     entries = []
     for results in (stored, added):
@@ -82,13 +82,11 @@ def read_json(path: Path) -> Row:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def only(results: Results, runs: Collection[Run], with_base: bool = True) -> Results:
+def only(results: Results, runs: Collection[Run]) -> Results:
     """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
     entries = []
     for (name, _, seed), entry in results.scores.get("entry", {}).items():
-        is_of_base = name == "base" and with_base
-        run = (name.removesuffix("@best"), seed)
-        if is_of_base or run in runs:
+        if name == "base" or (name.removesuffix("@best"), seed) in runs:
             entries.append(entry)
     kept = {run: results.runs[run].reset_index() for run in runs}
     return Results.of(kept, entries)

@@ -59,6 +59,13 @@ def test_the_simulated_drift_is_that_of_the_page(capsys: CaptureFixture[str]) ->
     assert re.findall(drifts, capsys.readouterr().out) == re.findall(drifts, table)
 
 
+def test_the_pages_are_twelve_and_short() -> None:
+    """The words of a page: what has a letter or a digit, not the bars of a table."""
+    texts = {page.name: page.read_text().split() for page in [*PAGES, PAST]}
+    words = {name: sum(any(map(str.isalnum, word)) for word in text) for name, text in texts.items()}
+    assert sum(words.values()) <= 17_500 and len(words) <= 1 + 12, words
+
+
 @mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_the_text_exist(page: Path) -> None:
     """Paths of the repository, `gtpo/training/trainer.py` or `tests/grading/`; bare names may be files of a user."""

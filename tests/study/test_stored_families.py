@@ -16,10 +16,6 @@ def test_a_family_has_the_runs_of_its_results() -> None:
     command = command_of("losing", "1.2e-3", 311)
     assert command.endswith("--output_dir outputs/study/losing/wrong-mode/gtpo-headroom-1.2e-3-s311")
     assert " --adam_beta1 0.999999 " in command and " --max_steps 1000 " in command and " --G 8 " in command
-    command = command_of("again: Dr. GRPO", "1e-3", 431)
-    assert command.endswith("/grpo-control-dr-s431") and " --loss_type dr_grpo " in command
-    assert " --reward accuracy format study/length_reward.py:longer " in command
-    assert " --reward_weights 0.0 0.0 1.0 " in command
 
 
 def command_of(title: str, rate: str, seed: int) -> str:
