@@ -87,7 +87,7 @@ class Base(NamedTuple):
         spread: Measure -> the standard deviation over pairs of a stored comparison, which is ``of``.
         minutes_per_100_steps: And ``seconds_per_sample``; 0 if they are not known.
         max_new_tokens: None: as many as in training.
-        with_measures: Whether the metrics of :mod:`study.train` are logged.
+        with_measures: Whether the metric of :mod:`study.train` is logged.
         x: What differs between several bases, for a slope.
         weights: A hash of the files of a user's directory.
     """
@@ -178,7 +178,7 @@ class Comparison(SimpleNamespace):
         return self.results / base.name
 
     def run(self, base: Base, arm: Arm, rate: str, seed: int) -> Experiment:
-        """A training run: train_grpo.py or train_gtpo.py with the metrics of :mod:`study.train`."""
+        """A training run: train_grpo.py or train_gtpo.py with the metric of :mod:`study.train`."""
         name = arm.run_name(rate)
         path = self.place(base) / f"{name}-s{seed}"
         beta1, beta2 = self.betas

@@ -1,4 +1,4 @@
-"""train_grpo.py or train_gtpo.py with ln pi of the tags and the share of guesses as metrics.
+"""train_grpo.py or train_gtpo.py with the share of guesses as a metric.
 
 Otherwise the run is that of the script.
 
@@ -15,29 +15,26 @@ from torch import Tensor
 from gtpo.arguments import GTPOArguments, Settings
 from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
 from gtpo.runs.script import run_script
-from study import SETTINGS, Row, Words
+from study import SETTINGS, Row
 from study.bench import Base, Comparison
-from study.tags import TAG_METRICS, tag_logps, tag_spans
 
 
-def with_measures(trainer: Any, tags: Words) -> Any:
-    """A trainer that also logs ln pi of each tag, and ``guesses``, the percentage of completions that say "guess"."""
+def with_measures(trainer: Any) -> Any:
+    """A trainer that also logs ``guesses``, the percentage of completions that say "guess"."""
 
     class Measured(trainer):
         def _generate_and_score_completions(self, inputs: list[Row]) -> Row:
             batch = super()._generate_and_score_completions(inputs)
-            batch["tag_spans"] = tag_spans(self._tokenizer, batch["completion_ids"], batch["completion_mask"], tags)
-            texts = self._tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-            batch["is_guess"] = torch.tensor(["guess" in text for text in texts], device=batch["tag_spans"].device)
+            ids = batch["completion_ids"]
+            texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+            batch["is_guess"] = torch.tensor(["guess" in text for text in texts], device=ids.device)
             return batch
 
         @wraps(trainer.objective)  # the same tokens have a gradient
         def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Row) -> Any:
             loss, measured = super().objective(logps, token_entropy, inputs)
-            found = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps.detach())
-            of_tags = dict(zip(TAG_METRICS, found, strict=True))
             guesses = 100 * inputs["is_guess"].float().mean()
-            return loss, measured._replace(metrics={**(measured.metrics or {}), **of_tags, "guesses": guesses})
+            return loss, measured._replace(metrics={**(measured.metrics or {}), "guesses": guesses})
 
     return Measured
 
@@ -107,7 +104,7 @@ def main(only_read: bool = False) -> Settings:
     options["tags"] = settings.prompt.format_tags
     if method == "gtpo":
         options["gtpo"] = settings.gtpo
-    measured = with_measures(kind, settings.prompt.format_tags)
+    measured = with_measures(kind)
     run(measured(policy, rewards, settings.trainer, **options), settings, checkpoint)
     return settings
 
