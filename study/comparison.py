@@ -11,7 +11,7 @@ import numpy as np
 from paper.figures import mean_of
 from paper.results import Results
 from study import Numbers, Row, Seeds, Words
-from study.measures import Curve, SeedRuns, measure_of, rounded
+from study.measures import Curve, SeedRuns, measure_of
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
 MEANS = ("accuracy", "formatting", "entropy")
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
         """What :func:`compare` says of a measure, and the means of both arms."""
         columns = zip(*self.values(measure).values(), strict=True)
         differences = [*self.differences(measure).values()]
-        return compare(differences) | {"means": [rounded(fmean(column)) for column in columns]}
+        return compare(differences) | {"means": [fmean(column) for column in columns]}
 
     def lost(self, is_lost: Callable[..., bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
