@@ -268,8 +268,8 @@ def gtpo_loss(
 
         J = 1/G * sum_i delta_i (A_i - gamma <H>_i) / |o_i| * sum_t r_it lambda_it
 
-    Without delta and gamma (Eq. 8) it is no policy gradient either: it is GRPO's J plus 1/G sum_i |A_i| / |o_i| times
-    the sum of r_it over the conflict tokens, supervised training on the policy's own shared tokens.
+    Without delta and gamma (Eq. 8) it is no policy gradient either: it is GRPO's J, unclipped, plus 1/G sum_i |A_i| /
+    |o_i| times the sum of r_it over the conflict tokens, supervised training on the policy's own shared tokens.
 
     Another ``loss_type`` has the same delta, gamma and lambda, and its w_i instead of 1 / (G |o_i|).
 

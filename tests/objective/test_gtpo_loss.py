@@ -4,6 +4,7 @@ All tests run on a CPU with small tensors. The references are in reference.py an
 """
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -419,6 +420,48 @@ def test_the_correction_adds_supervised_training_on_the_conflict_tokens(seed: in
     assert added.any()
     torch.testing.assert_close(grpo - corrected, added.sum(), atol=ATOL64, rtol=0)
     torch.testing.assert_close(grpo_gradient - gradient, added, atol=ATOL64, rtol=0)
+
+
+def push(lengths: list[int], rewards: list[float], entropy: list[float], keep: list[float], gamma: float) -> Any:
+    """A_i, and GTPO's push on a first token that all completions share: the sum of dJ / d ln pi over the rows."""
+    rewards_64 = torch.tensor(rewards, dtype=torch.float64)
+    advantages = (rewards_64 - rewards_64.mean()) / (rewards_64.std() + 1e-4)
+    advantages[rewards_64 == rewards_64.mean()] = 0.0
+    mask = length_mask(lengths, max(lengths))
+    shared = torch.zeros_like(mask, dtype=torch.bool)
+    shared[:, 0] = True
+    logps = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+    given = [torch.tensor(values, dtype=torch.float64) for values in (entropy, keep)]
+    weights = conflict_weights(shared, advantages)
+    loss, _ = gtpo_loss(logps, given[0], mask, advantages, weights, given[1], gamma=gamma)
+    loss.backward()
+    return advantages.tolist(), float(-logps.grad[:, 0].sum())
+
+
+def test_one_rewarded_completion_does_not_push_a_shared_token_up() -> None:
+    """The counterexample of docs/method.md: 2 (0.996 - 0.01) / 64 + 2 (0.0067 - 0.06) / 2, over three rows."""
+    advantages, found = push([64, 2, 30], [1, 0.505, 0], [0.1, 0.6, 0.1], [1, 1, 1], 0.1)
+    by_hand = (2 * (advantages[0] - 0.01) / 64 + 2 * (advantages[1] - 0.06) / 2) / 3
+    assert found == pytest.approx(by_hand, abs=ATOL64) and round(found, 4) == -0.0075
+    assert push([64, 64, 2, 2], [1, 0.5, 0.5, 0], [0.1, 0.1, 1.0, 0.1], [1, 1, 1, 1], 0.1)[1] < 0  # rows with A = 0
+    assert push([64, 64, 2, 2], [1, 0.5, 0.5, 0], [0.1, 0.1, 1.0, 0.1], [1, 0, 0, 1], 0.1)[1] > 0  # filtered
+
+
+def test_every_rewarded_completion_pushes_a_shared_token_up() -> None:
+    """Where each kept one has A_i > gamma <H>_i and none has A_i = 0."""
+    held = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        rewards = [draw.choice([0.0, 0.5, 1.0, draw.random()]) for _ in range(6)]
+        keep = [float(draw.random() < 0.8) for _ in rewards]
+        entropy = [3 * draw.random() for _ in rewards]
+        gamma = draw.choice([0.0, 0.1, 0.5])
+        advantages, found = push([draw.randrange(1, 60) for _ in rewards], rewards, entropy, keep, gamma)
+        kept = [(a, gamma * h) for a, h, is_kept in zip(advantages, entropy, keep, strict=True) if is_kept and a >= 0]
+        if kept and all(a > bound and a > 0 for a, bound in kept):
+            held += 1
+            assert found > 0, seed
+    assert held > 100
 
 
 # --- input that is refused -------------------------------------------------------------------------------------------
