@@ -25,7 +25,7 @@ from gtpo.data.tokenizer import (
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Row
 from gtpo.evaluation.storage import Key, Keys, Questions, Rows
-from gtpo.models.backend import check_compute_capability, check_version, gpu_is_available, prepare_vllm
+from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter, until_end
 
@@ -246,7 +246,7 @@ class VLLMSampler:
         prompt: PromptArguments | None = None,
     ) -> None:
         """Start the engine; ``lora_rank`` is the largest of the adapters, None without adapters."""
-        prepare_vllm()
+        disable_flashinfer_sampler()
         import torch
         from transformers import GenerationConfig
         from vllm import LLM

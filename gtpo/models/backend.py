@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from gtpo.arguments import Values
 from gtpo.errors import UsageError
@@ -26,7 +25,6 @@ GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit wei
     "bitsandbytes": "0.50.2",
 }
 LEAST_CAPABILITY = (7, 5)  # compute capability that the wheels of PyTorch (CUDA 13), bitsandbytes and vLLM start at
-TUNED_KERNELS = Path(__file__).with_name("lora_kernels")  # by minor version of vLLM; benchmarks/gpu/tune_lora.py
 DRIVER = 580  # the oldest NVIDIA driver of CUDA 13, for which PyTorch 2.13 is built
 
 
@@ -93,36 +91,6 @@ def disable_flashinfer_sampler() -> None:
         os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "UNSLOTH_VLLM_NO_FLASHINFER": "1"}
 
 
-def use_tuned_kernels() -> None:
-    """Hand vLLM the block sizes of its LoRA kernels that were measured on this GPU with this minor version of it.
-
-    Not if the user names others. Call it before vLLM's engine starts.
-    """
-    if "VLLM_TUNED_CONFIG_FOLDER" in os.environ or not gpu_is_available():
-        return
-    folder = TUNED_KERNELS / minor_version(installed_version("vllm") or "none")
-    if folder.is_dir() and (folder / f"{gpu_file_name()}_SHRINK.json").is_file():
-        os.environ["VLLM_TUNED_CONFIG_FOLDER"] = str(folder)
-
-
-def gpu_file_name() -> str:
-    """This process's GPU as vLLM names its files: ``NVIDIA_H100_80GB_HBM3``."""
-    import torch
-
-    return torch.cuda.get_device_name(gpu_index()).replace(" ", "_").replace("-", "_")
-
-
-def minor_version(version: str) -> str:
-    """``0.27`` of 0.27.1."""
-    return ".".join(version.split(".")[:2])
-
-
-def prepare_vllm() -> None:
-    """Environment variables that vLLM reads, unless the user has set them. Call it before vLLM is imported."""
-    disable_flashinfer_sampler()
-    use_tuned_kernels()
-
-
 def installed_version(package: str) -> str | None:
     """The version of a package, or of its build for CPUs, which vLLM has; None if neither is installed."""
     names = package, f"{package}-cpu"
@@ -187,7 +155,7 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     backend = choose_training_backend(backend, model)
     if fault := check_compute_capability():
         raise UsageError(fault)
-    prepare_vllm()
+    disable_flashinfer_sampler()
     if backend == "transformers":
         return backend
     if not gpu_is_available():

@@ -281,30 +281,3 @@ def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkey
     for name, module in layers.items():
         found = dequantize_4bit(module.weight.data, module.weight.quant_state)
         assert torch.equal(found, dequantized(stored[f"{name}.weight"]))
-
-
-def test_vllm_looks_the_tuned_block_sizes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a written shape its own, of another the nearest, without a file vLLM's default."""
-    from vllm.lora.ops.triton_ops.utils import get_lora_op_configs, load_lora_op_config
-
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
-    from tune_lora import cases_of, write
-
-    from gtpo.models.memory import KNOWN
-
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA H100-80GB")
-    monkeypatch.setattr("vllm.envs.VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))  # an engine of this process has read it
-
-    def block_m(op: str, rows: int, hidden: int, rank: int, slices: int) -> Any:
-        for cached in (get_lora_op_configs, load_lora_op_config):
-            cached.cache_clear()
-        return get_lora_op_configs(op, 2, rows, hidden, rank, slices, op == "expand" or None)["block_m"]
-
-    assert (block_m("shrink", 12, 4096, 128, 3), block_m("expand", 12, 4096, 128, 3)) == (32, 64)
-    configs = {}
-    for number, case in enumerate(cases_of(KNOWN["llama"], rank=128, rows=12)):
-        configs.setdefault(case, {"block_m": 1000 + number})
-    write(tmp_path, "NVIDIA_H100_80GB", configs)
-    assert (block_m("shrink", 12, 4096, 128, 3), block_m("expand", 12, 4096, 128, 3)) == (1000, 1001)
-    assert (block_m("shrink", 9, 4000, 64, 2), block_m("expand", 13, 14000, 64, 2)) == (1004, 1005)
-    assert (block_m("shrink", 12, 14336, 128, 1), block_m("shrink", 12, 4096, 128, 1)) == (1006, 1002)

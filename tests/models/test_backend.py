@@ -135,30 +135,3 @@ def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> Non
     code = f"import sys, os, {script}; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
     completed = run_process([sys.executable, "-c", code], env={"OMP_NUM_THREADS": "1"})
     assert completed.stdout.split() == ["3000", "False"], completed.stderr
-
-
-H100 = "NVIDIA H100 80GB HBM3"
-FOLDER = "VLLM_TUNED_CONFIG_FOLDER"
-
-
-@pytest.mark.parametrize(
-    ("version", "gpu_name", "given", "expected"),
-    [
-        ("0.27.9", H100, {}, "0.27"),
-        ("0.28.0", H100, {}, None),  # other kernels
-        ("0.27.1", "NVIDIA H100 PCIe", {}, None),
-        ("0.27.1", H100, {FOLDER: "/mine"}, "/mine"),
-        (None, H100, {}, None),
-    ],
-)
-def test_tuned_kernels_are_those_of_this_gpu_and_vllm(
-    version: Any, gpu_name: str, given: Any, expected: Any, gpu: None, here: Path, monkeypatch: MonkeyPatch
-) -> None:
-    (here / "0.27").mkdir()
-    (here / "0.27" / "NVIDIA_H100_80GB_HBM3_SHRINK.json").touch()
-    monkeypatch.setattr(backend, "TUNED_KERNELS", Path())
-    monkeypatch.setattr(backend, "installed_version", lambda package: version)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: gpu_name)
-    with mock.patch.dict(os.environ, given, clear=True):
-        backend.use_tuned_kernels()
-        assert os.environ.get(FOLDER) == expected
