@@ -1,7 +1,6 @@
 """GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
 
     from gtpo import GRPOTrainer, GTPOConfig, GTPOTrainer, load_backend
-    from gtpo import CollapseAlarm  # a callback for TRL's own GRPOTrainer
 
 With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
 """
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
-    from gtpo.training.alarm import CollapseAlarm as CollapseAlarm
     from gtpo.training.record import Measured as Measured
     from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
     from gtpo.training.trainer import GTPOConfig as GTPOConfig
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
-    "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }

@@ -233,9 +233,6 @@ class RewardArguments:
     )
     objective: str | None = option(None, "Of train_grpo.py: file.py:Class, a subclass of gtpo.GRPOTrainer.")
     changed_reward: bool = option(False, "With --resume: go on though the code of a reward has changed.")
-    stop_on_collapse: bool = option(
-        False, "End the run when its accuracy falls in the first 100 steps; a warning and a checkpoint come anyway."
-    )
 
 
 @dataclass

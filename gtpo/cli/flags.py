@@ -40,6 +40,7 @@ ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
     "apply_chat_template": "nothing: every prompt has the chat template",
     "log_samples": "nothing: every completion is stored",
     "num_fewshot": "nothing: prompts have no examples",
+    "stop_on_collapse": "now a callback to copy: examples/collapse_alarm.py",
     "device": "nothing: a GPU is used if there is one, else set CUDA_VISIBLE_DEVICES",
 }
 

@@ -14,6 +14,7 @@ REMOVED = {  # settings of earlier revisions -> the value of stored runs that ch
     "early_stopping_patience": None,
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
+    "stop_on_collapse": False,
 }
 COMMAND_LINE_ONLY = {"dry_run", "resume", "overwrite", "changed_reward", "regrade", "compare"}
 OF_VLLM = {"vllm_gpu_memory_utilization": "gpu_memory_utilization", "vllm_max_model_length": "max_seq_length"}

@@ -142,9 +142,6 @@ def _of_method(values: Values) -> Values:
         "--remove_unused_columns is True: expected false, because the rewards read the columns.": (
             values["remove_unused_columns"]
         ),
-        "--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.": (
-            values["stop_on_collapse"] and "accuracy" not in rewards
-        ),
     }
 
 

@@ -26,7 +26,6 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
 from gtpo.runs.script import training_begins
 from gtpo.runs.start import check_run, start_run
-from gtpo.training.alarm import CollapseAlarm
 from gtpo.training.best_adapter import BestAdapter
 from gtpo.training.export import save_adapter
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
@@ -102,13 +101,9 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and is_main_process()
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
-    alarms = []
-    if settings.reward and "accuracy" in settings.reward.reward:
-        alarms.append(CollapseAlarm(stop=settings.reward.stop_on_collapse))
     for callback in (
         MetricsWriter(run, start_wandb(settings) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
-        *alarms,
         CompleteCheckpoints(trainer),
         StopOnNonFinite(trainer),
         StopOnSignal(),  # last: it ends the process after the others

@@ -251,7 +251,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(key: str, nearest: str, tmp
         ("sft", "--gamma 0.1", "--gamma"),
         ("gtpo", "--fp16 true", "--fp16 needs a GPU"),  # a CPU ignores it, and the run would store it as on
         ("gtpo", "--reward_weights 0 0", "reward_weights is .*would add up to 0"),
-        ("gtpo", "--stop_on_collapse --reward format", "--stop_on_collapse watches the accuracy reward"),
+        ("gtpo", "--stop_on_collapse", "--stop_on_collapse.*examples/collapse_alarm.py"),
         # Unsloth's trainer sets vllm_mode to colocate without a word
         ("gtpo", "--model llama --backend unsloth --dry_run --vllm_mode server", "--vllm_mode"),
         ("gtpo", "--model llama --backend auto --dry_run --vllm_mode server", "--vllm_mode"),
@@ -272,13 +272,20 @@ def test_what_acts_otherwise_than_written_is_refused(method: str, words: str, me
     "words",
     [
         "--reward_weights 0 1",
-        "--stop_on_collapse",
         "--model llama --backend transformers --dry_run --vllm_mode server",
         "--model llama --backend unsloth --dry_run",
     ],
 )
 def test_what_acts_as_written_is_taken(words: str) -> None:
     settings(*words.split())
+
+
+def test_a_removed_setting_passes_with_the_value_that_changed_nothing(tmp_path: Path) -> None:
+    """Runs of earlier revisions have stored it."""
+    stored = "stop_on_collapse: false\nearly_stopping_patience: null\n"
+    assert "stop_on_collapse" not in settings("--config", config_file(tmp_path, stored))
+    with refused("'stop_on_collapse' is not a setting of a file.*examples/collapse_alarm.py"):
+        settings("--config", config_file(tmp_path, "stop_on_collapse: true\n"))
 
 
 @pytest.mark.parametrize("method", CLASSES)

@@ -61,6 +61,7 @@ def test_callbacks_of_any_grpo_run(tiny: Path, tmp_path: Path, installed: str) -
     (callbacks,) = section("Diagnose any GRPO run")
     callbacks = callbacks.replace("rewards/right/mean", "rewards/<lambda>/mean")
     script = script.replace("trainer.train()", f"{callbacks}trainer.train()")
+    shutil.copy(ROOT / "examples/collapse_alarm.py", tmp_path)
     shown = run(tmp_path, f"{script}print(sorted(trainer.state.log_history[0]))\n", tiny, installed)
     assert "'rewards/<lambda>/mean'" in shown and "'conflict_tokens'" not in shown  # TRL's own trainer
 

@@ -1,12 +1,17 @@
-"""CollapseAlarm: when it rings, by hand."""
+"""examples/collapse_alarm.py: when it rings, by hand, and in a training."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trl
+from datasets import Dataset
 from helpers.files import tables_of
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo import CollapseAlarm
+from examples.collapse_alarm import CollapseAlarm
 
 TABLES = tables_of(__file__)
 
@@ -14,7 +19,7 @@ TABLES = tables_of(__file__)
 def feed(alarm: CollapseAlarm, accuracies: Any, norms: str = "", every: int = 1, first: int = 0) -> Any:
     """The control that the alarm leaves after lines of a log, one each ``every`` steps after the first ones."""
     control = SimpleNamespace(should_save=False, should_training_stop=False)
-    state = SimpleNamespace(global_step=first)
+    state = SimpleNamespace(global_step=first, is_world_process_zero=True)
     scores = repeated(accuracies) if isinstance(accuracies, str) else accuracies
     for score, norm in zip(scores, repeated(norms or f"{len(scores)} x 0.3"), strict=True):
         state.global_step += every
@@ -79,3 +84,31 @@ def test_a_resumed_run_remembers() -> None:
     alarm.on_train_begin(None, SimpleNamespace(log_history=history), None)
     feed(alarm, "30 x 40", first=30)
     assert alarm.rang_at == 42
+
+
+def test_it_ends_a_training_with_a_checkpoint(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Half of the answers of steps 1 to 3 are right, none of later ones."""
+    trainer: Any = None
+
+    def right(completions: list[str], **columns: Any) -> list[float]:
+        return [float(row % 2 and trainer.state.global_step < 3) for row in range(len(completions))]
+
+    args = trl.GRPOConfig(
+        **{"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True},
+        **{"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 4, "max_steps": 6},
+        **{"logging_steps": 1, "save_strategy": "no"},
+    )
+    trainer = trl.GRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(tiny),
+        right,
+        args,
+        Dataset.from_dict({"prompt": ["A question"] * 2}),
+        processing_class=AutoTokenizer.from_pretrained(tiny),
+        peft_config=LoraConfig(target_modules=["q_proj"]),
+    )
+    alarm = CollapseAlarm("rewards/right/mean", maximum=1.0, window=2, drop=20.0, grad_norm=1e-9, stop=True)
+    trainer.add_callback(alarm)
+    trainer.train()
+    assert alarm.rang_at == trainer.state.global_step == 4  # the mean of two steps is 25 points below 50
+    assert caplog.messages[-1].startswith("step 4: rewards/right/mean is 25 points below its best")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]

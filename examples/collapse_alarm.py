@@ -1,4 +1,11 @@
-"""An alarm for a run that may be losing what it has learned, for any trainer of Transformers."""
+"""An alarm for a run that may be losing what it has learned: a callback to copy, for any trainer of Transformers.
+
+    from collapse_alarm import CollapseAlarm
+
+    trainer.add_callback(CollapseAlarm("rewards/right/mean", maximum=1.0))
+
+Here ``right`` is the name of a reward for right answers, 0 to 1.
+"""
 
 import logging
 import math
@@ -8,9 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback
-
-from gtpo.arguments import Values
-from gtpo.processes import is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +37,8 @@ class CollapseAlarm(TrainerCallback):
     a mean above ln 2.
 
     Args:
-        metric: Logged name of the accuracy. For a plain TRL run ``rewards/NAME/mean`` of a reward for right answers.
-        maximum: Value of the metric where every answer is right: 100 for our ``accuracy``, which is in percent.
+        metric: Logged name of the accuracy: ``rewards/NAME/mean`` of a reward for right answers with TRL's trainers.
+        maximum: Value of the metric where every answer is right: 100 for ``accuracy`` of this repository, in percent.
         window: Steps of the means.
         drop: Fall of the accuracy, in points of 100.
         grad_norm: Gradient norm before clipping.
@@ -75,7 +79,7 @@ class CollapseAlarm(TrainerCallback):
         self.rang_at = state.global_step
         control.should_save = True
         control.should_training_stop = control.should_training_stop or self.stop
-        if is_main_process():
+        if state.is_world_process_zero:
             logger.warning(
                 "step %d: %s is %.0f points below its best and the gradient norm is %.2f (means of %d steps): the run "
                 "may be losing what it learned. A checkpoint is written%s; a lower learning rate, or Adam's betas of "
@@ -88,7 +92,7 @@ class CollapseAlarm(TrainerCallback):
                 ", and training ends" if self.stop else "",
             )
 
-    def _fall_and_norm(self, step: int, line: Values) -> tuple[float, float]:
+    def _fall_and_norm(self, step: int, line: dict[str, Any]) -> tuple[float, float]:
         """Points below the highest trailing mean, and the trailing mean of the gradient norm; 0 before a full window.
 
         A logged line stands for the steps since the line before it.
