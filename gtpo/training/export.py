@@ -1,19 +1,18 @@
 """What a trained run hands out: the adapter with its model card, the merged model, and the upload of either."""
 
+import html
 import json
 import logging
 import shlex
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.arguments import BENCHMARK_TITLES, Settings, Values, hub_name
+from gtpo.arguments import Settings, hub_name
 from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
@@ -69,7 +68,7 @@ def merge_adapter(adapter: Path, base: str, directory: Path) -> None:
 
 
 class Card:
-    """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
+    """TRL's model card with the facts of a run: base, data, initial entropy, scores, system prompt, settings.
 
     ``rows`` are the training prompts, of which the first has the system prompt. The class of the ``trainer`` names the
     method and its paper, as in TRL.
@@ -81,42 +80,68 @@ class Card:
         self.trainer = trainer
         self.run = run
 
-    @cached_property
-    def facts(self) -> Values:
-        """What every card of the run says."""
-        return {
-            "settings": self.settings,
-            "stored": self.settings.to_dict(),
-            "base": hub_name(self.settings.model.model),
-            "source": SOURCES.get(f"train/{self.settings.data.dataset}"),
-            "benchmarks": BENCHMARK_TITLES,
-            "name": self.run.path.name,
-            "method": self.trainer._name,
-            "paper": getattr(self.trainer, "_paper", None),
-            "prompt": self.rows[0].get("prompt", "") if len(self.rows) else "",
-        }
-
     def text(self, weights: Path, where: Path | str) -> str:
         """The card of an adapter, or of a model, in the directory ``weights``.
 
         ``where`` is the path or Hub id that the quick start loads.
         """
-        base = self.facts["base"]
-        merged = not is_adapter(weights)
-        copy = None  # the 4-bit weights
-        if self.settings.model.load_in_4bit:
-            adapter = self.run.adapter if merged else weights
-            config = json.loads((adapter / "adapter_config.json").read_bytes())
-            copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
-        return _TEMPLATES.get_template("card.md.jinja").render(
-            self.facts,
-            merged=merged,
-            hub_id=None if base == "tiny" or Path(base).is_dir() else base,
-            copy=copy,
-            entropy=initial_entropy_text(self.run),
-            scores=score_lines(self.run.read_metrics()) if self.run.metrics.is_file() else [],
-            where=str(where),
+        from trl.trainer.utils import generate_model_card
+
+        base = hub_name(self.settings.model.model)
+        hub_id = None if base == "tiny" or Path(base).is_dir() else base
+        source = SOURCES.get(f"train/{self.settings.data.dataset}")
+        paper = getattr(self.trainer, "_paper", {})
+        adapter = is_adapter(weights)
+        name = self.settings.trainer.hub_model_id or self.run.path.name
+        card = generate_model_card(
+            base_model=hub_id,
+            model_name=_as_text(name),
+            hub_model_id=json.dumps(str(where), ensure_ascii=False)[1:-1],  # between the quotes of Python code
+            dataset_name=source.hub_id if source else None,
+            tags=["trl", self.settings.method, *(["lora"] if adapter else [])],
+            wandb_url=None,
+            trackio_url=None,
+            trainer_name=self.trainer._name,
+            trainer_citation=paper.get("citation"),
+            paper_title=paper.get("title"),
+            paper_id=paper.get("id"),
         )
+        card.data.model_name = name
+        card.data.pipeline_tag = "text-generation"
+        if adapter:
+            card.data.library_name = "peft"
+        if hub_id is None:
+            card.text = card.text.replace("[None](https://huggingface.co/None)", _code(base))
+        card.text += self._facts(weights, adapter)
+        return str(card)
+
+    def _facts(self, weights: Path, adapter: bool) -> str:
+        """What TRL's card lacks, in Markdown."""
+        kind = "a LoRA adapter" if adapter else "a model with a LoRA adapter merged into its weights"
+        if self.settings.model.lora_rank == 0:
+            kind = "a model of which all weights were trained"
+        base = hub_name(self.settings.model.model)
+        facts = [
+            f"The weights are {kind}",
+            f"Base model: {_code(base)}, whose license holds here too",
+            f"Data: {_code(self.settings.data.dataset)}",
+        ]
+        if self.settings.model.load_in_4bit:
+            config = json.loads(((weights if adapter else self.run.adapter) / "adapter_config.json").read_bytes())
+            copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
+            facts.append(f"Trained on the 4-bit weights of {_code(copy)}")
+        if entropy := initial_entropy_text(self.run):
+            facts.append(f"Initial entropy: {entropy}")
+        if self.run.metrics.is_file():
+            facts += score_lines(self.run.read_metrics())
+        lines = ["", "", "## This run", "", *[f"* {fact}" for fact in facts], ""]
+        prompt = self.rows[0].get("prompt", "") if len(self.rows) else ""
+        for turn in [] if isinstance(prompt, str) else prompt:
+            if turn["role"] == "system":
+                lines += ["System prompt of the training:", "", _preformatted(turn["content"]), ""]
+        settings = yaml.safe_dump(self.settings.to_dict(), allow_unicode=True)
+        lines += ["<details><summary>Every setting</summary>", "", _preformatted(settings), "", "</details>", ""]
+        return "\n".join(lines)
 
     def write(self, weights: Path, where: Path | str) -> None:
         """Write the card next to the weights; a card that fails does not fail the run."""
@@ -143,15 +168,15 @@ class Card:
             ) from error
 
 
-def _yaml(values: Values) -> str:
-    given = {key: value for key, value in values.items() if value is not None}
-    return str(yaml.safe_dump(given, allow_unicode=True))
+def _as_text(name: str) -> str:
+    """A name that may look like a link or a tag, in Markdown."""
+    return html.escape(name, quote=False).replace("[", "\\[").replace("\n", " ")
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    keep_trailing_newline=True,
-)
-_TEMPLATES.filters.update(yaml=_yaml, json=partial(json.dumps, ensure_ascii=False), literal=repr)
+def _preformatted(text: str) -> str:
+    return f"<pre>\n{html.escape(text, quote=False)}</pre>"
+
+
+def _code(name: str) -> str:
+    """A name as code in Markdown, whatever is in it."""
+    return "`{}`".format(name.replace("`", "'").replace("\n", " "))

@@ -61,7 +61,7 @@ def test_a_scaled_loss_is_a_scaled_rate(mine: Path, tiny: Path, run_script: RunS
     assert re.fullmatch("[0-9a-f]{16}", run.read_environment()["made_from"]["mine.py:Halved"])
     assert method_of(run) == "grpo"
     card = (run.adapter / "README.md").read_text()
-    assert "trained with Halved on" in card and "objective: mine.py:Halved" in card
+    assert "trained with Halved" in card and "objective: mine.py:Halved" in card
     assert settings["objective"] in run.report.read_text()
 
     shown = f"--resume {mine / 'quarter'} --objective mine.py:Halved"

@@ -45,7 +45,7 @@ def test_the_adapter_has_its_card_and_no_pickles(trainer: Any, save: Any, tmp_pa
     save()
     adapter = tmp_path / "adapter"
     card = (adapter / "README.md").read_text()
-    assert "2508.03772" in card and "gamma: 0.125" in card and f'path = "{adapter}"' in card
+    assert "2508.03772" in card and "gamma: 0.125" in card and f'model="{adapter}"' in card
     assert list(tmp_path.iterdir()) == [adapter]
     assert not [*adapter.glob("*.bin"), *adapter.glob("*.pt")]
 
@@ -70,7 +70,7 @@ def test_merged_weights_are_base_plus_adapter_in_16_bits(trainer: Any, save: Any
     assert merged[name].dtype == torch.bfloat16
     torch.testing.assert_close(merged[name].float(), (base[name] + added).detach(), rtol=2**-7, atol=2e-3)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-    assert f'path = "{tmp_path / "merged"}"' in (tmp_path / "merged" / "README.md").read_text()
+    assert f'model="{tmp_path / "merged"}"' in (tmp_path / "merged" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("weights", ["adapter/adapter_model.safetensors", "merged/model.safetensors"])
@@ -90,7 +90,7 @@ def test_the_final_weights_are_uploaded(weights: str, save: Any, tmp_path: Path,
     )
     assert (tmp_path / weights).is_file() and (directory / "tokenizer.json").is_file()
     assert not list(tmp_path.rglob("left_over*"))
-    assert 'path = "me/mine"' in (directory / "README.md").read_text()  # where the quick start finds it now
+    assert 'model="me/mine"' in (directory / "README.md").read_text()  # where the quick start finds it now
 
 
 def test_a_failed_upload_error_names_the_adapter_directory(save: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
