@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from pandas import DataFrame, MultiIndex
+
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
 from gtpo.evaluation.records import Entries, Entry, Stored, by_benchmark
@@ -11,15 +13,8 @@ PASS_COLUMNS = (1, 8, 16, 32, 64)
 MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
 WIDTH = 80  # columns of a terminal
 Sizes = Sequence[int]  # values of k
-HEADER = [
-    "",
-    "Pass@k (%)",
-    "Maj@k (%)",
-    "Format",
-    "Cut off",
-    "Unreadable",
-    "Pass@1",
-]
+TITLES = {"pass": "Pass@k (%)", "maj": "Maj@k (%)"}
+SHARES = {"Format": "(%)", "Cut off": "(%)", "Unreadable": "(%)", "Pass@1": "95 % interval"}
 
 
 def format_table(entries: Entries) -> str:
@@ -28,34 +23,22 @@ def format_table(entries: Entries) -> str:
 
 
 def lay_out(cells: Sequence[Sequence[str]], headers: int) -> list[str]:
-    """Lines of a table with aligned columns and rules, at most 80 wide; control characters are escaped.
+    """Lines of a table as pandas writes it, at most 80 wide; control characters are escaped.
 
-    Columns that do not fit follow in tables below, each with the first column again.
+    Columns that do not fit follow below, each part with the first column again.
 
     Args:
         cells: The text of each cell, by row.
-        headers: The number of rows above the second rule.
+        headers: The number of rows that are headers.
     """
-    columns = []
-    for texts in zip(*cells, strict=True):
-        shown = [*map(printable, texts)]
-        width = max(map(len, shown))
-        columns.append([text.ljust(width) for text in shown])
-    first, *others = columns
-    tables = [[first]]
-    for column in others:
-        used = sum(len(cells[0]) + 2 for cells in tables[-1])
-        if used + len(column[0]) > WIDTH and used > len(first[0]) + 2:
-            tables.append([first])
-        tables[-1].append(column)
-    lines: list[str] = []
-    for table in tables:
-        rows = ["  ".join(row).rstrip() for row in zip(*table, strict=True)]
-        rule = "-" * max(map(len, rows))
-        if not lines:
-            lines.append(rule)
-        lines += [*rows[:headers], rule, *rows[headers:], rule]
-    return lines
+    shown = [[*map(printable, row)] for row in cells]
+    corner, *names = zip(*shown[:headers], strict=True)
+    frame = DataFrame(
+        [row[1:] for row in shown[headers:]],
+        index=[row[0] for row in shown[headers:]],
+        columns=MultiIndex.from_tuples(names, names=corner),
+    )
+    return [line.rstrip() for line in frame.to_string(line_width=WIDTH).splitlines()]
 
 
 def columns_up_to(k: int, columns: Sizes) -> list[int]:
@@ -69,8 +52,12 @@ def _block(rows: Entries) -> str:
         "pass": _columns(rows, PASS_COLUMNS),
         "maj": _columns(rows, MAJ_COLUMNS),
     }
-    sizes = [" ".join(f"{k:>5}" for k in ks) for ks in columns.values()]
-    cells = [HEADER, ["", *sizes, "(%)", "(%)", "(%)", "95 % interval"]]
+    cells = [[""], [""]]
+    for metric, ks in columns.items():
+        cells[0] += [TITLES[metric]] * len(ks)
+        cells[1] += map(str, ks)
+    cells[0] += SHARES.keys()
+    cells[1] += SHARES.values()
     for row in rows:
         scores = row.scores
         label = row.label
@@ -118,8 +105,7 @@ def _numbers(scores: Stored, columns: Mapping[str, Sizes], kind: str = "") -> li
     cells = []
     for metric, ks in columns.items():
         by_k = scores[metric + kind]
-        numbers = (f"{by_k[k]:5.1f}" if k in by_k else "    -" for k in map(str, ks))
-        cells.append(" ".join(numbers))
+        cells += [f"{by_k[k]:.1f}" if k in by_k else "-" for k in map(str, ks)]
     return cells
 
 

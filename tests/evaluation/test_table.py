@@ -29,20 +29,24 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
     gtpo = entry("gtpo-gsm8k", "amc23", 8, [40, 0, 52, 100])
     elsewhere = entry("gtpo-gsm8k", "aime24", 1, [3.333])
-    assert format_table([base, elsewhere, gtpo]).splitlines()[:13] == [
+    assert format_table([base, elsewhere, gtpo]).splitlines() == [
         "AMC 2023: 40 problems, k = 8",
         "Base model: Qwen2.5-3B-Instruct",
-        "-" * 80,
-        "            Pass@k (%)   Maj@k (%)    Format  Cut off  Unreadable  Pass@1",
-        "                1     8      4     8  (%)     (%)      (%)         95 % interval",
-        "-" * 80,
-        "base         37.5  65.0   10.0  16.2  97.5    12.5     2.2         30.0 to 45.0",
-        "gtpo-gsm8k   40.0 100.0   13.0  25.0  97.5    12.5     2.2         30.0 to 45.0",
-        "-" * 80,
+        "           Pass@k (%)        Maj@k (%)       Format Cut off Unreadable  \\",
+        "                    1      8         4     8    (%)     (%)        (%)",
+        "base             37.5   65.0      10.0  16.2   97.5    12.5        2.2",
+        "gtpo-gsm8k       40.0  100.0      13.0  25.0   97.5    12.5        2.2",
+        "",
+        "                  Pass@1",
+        "           95 % interval",
+        "base        30.0 to 45.0",
+        "gtpo-gsm8k  30.0 to 45.0",
         "",
         "AIME 2024: 40 problems, k = 1",
         "Base model: Qwen2.5-3B-Instruct",
-        "-" * 77,
+        "           Pass@k (%) Maj@k (%) Format Cut off Unreadable        Pass@1",
+        "                    1         1    (%)     (%)        (%) 95 % interval",
+        "gtpo-gsm8k        3.3       0.8   97.5    12.5        2.2  30.0 to 45.0",
     ]
     gtpo.scores["maj_lenient"]["8"] = 26.1  # strict: 25
     dropped = {"with an empty prompt": 2, "without a readable gold answer": 1}
@@ -51,32 +55,22 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "Graded by math_verify",
         "Rows dropped: 2 with an empty prompt, 1 without a readable gold answer",
     ]
-    assert lines[9].split() == ["lenient", "41.0", "101.0", "13.0", "26.1", "31.0", "to", "50.0"]
+    assert lines[7].split() == ["lenient", "41.0", "101.0", "13.0", "26.1"]
+    assert [line for line in lines if line.startswith("  lenient")][1].split() == ["lenient", "31.0", "to", "50.0"]
     gtpo.scores["maj_lenient"]["8"] = 26.0  # a point is not more than a point
     gtpo.settings["load_in_4bit"] = True
     lines = format_table([replace(base, origin=Origin("other")), gtpo]).splitlines()
     assert lines[1] == "Base model: other and Qwen2.5-3B-Instruct"
-    assert [line.partition("  ")[0] for line in lines[6:8]] == ["base", "gtpo-gsm8k (4-bit)"]
-    # a second table: 8 characters more than fit
-    assert lines[9:] == [
-        *(" " * 20 + "Pass@1", " " * 20 + "95 % interval", "-" * 33),
-        *("base                30.0 to 45.0", "gtpo-gsm8k (4-bit)  30.0 to 45.0", "-" * 33),
-    ]
+    labels = [line.partition("  ")[0] for line in lines]
+    assert labels[4:6] == labels[-2:] == ["base", "gtpo-gsm8k (4-bit)"]  # no lenient rows
 
 
 def test_columns_that_do_not_fit_follow_below() -> None:
-    assert lay_out([["a\x1b[31m", "b"], ["c", "d\n"]], 1) == [
-        "-" * 14,
-        "a\\x1b[31m  b",
-        "-" * 14,
-        "c          d\\n",
-        "-" * 14,
-    ]
+    assert lay_out([["a\x1b[31m", "b"], ["c", "d\n"]], 1) == ["a\\x1b[31m    b", "c          d\\n"]
     wide = lay_out([["", *("x" * 24 for _ in range(7))], ["row", *"1234567"]], 1)
-    assert max(map(len, wide)) == 3 + 26 * 2
-    assert [line.split()[1:] for line in wide if line.startswith("row")] == [["1", "2"], ["3", "4"], ["5", "6"], ["7"]]
-    assert max(map(len, lay_out([["", "x" * 75], ["row", ""]], 1))) == 80
-    assert lay_out([["first", "y" * 90], ["", ""]], 1)[0] == "-" * 97  # a cell is never cut
+    assert max(map(len, wide)) <= 80
+    assert [line.split()[1:] for line in wide if line.startswith("row")] == [["1", "2"], ["3", "4"], ["5", "6", "7"]]
+    assert "y" * 90 in lay_out([["first", "y" * 90], ["", ""]], 1)[0]  # a cell is never cut
 
 
 @mark.parametrize(
