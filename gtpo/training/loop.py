@@ -97,7 +97,7 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     check_embeddings(trainer.model)  # SFT too
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))  # above the bar
-    ProgressBar.attach(trainer, trainer._name)
+    ProgressBar.attach(trainer)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and is_main_process()
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None

@@ -6,6 +6,7 @@ import pytest
 import trl
 from pytest import CaptureFixture, MonkeyPatch
 
+from gtpo.reports.progress import ProgressBar
 from gtpo.runs.bars import PHASE, until_end
 from gtpo.training.trainer import GTPOTrainer
 
@@ -45,3 +46,21 @@ def test_generation_has_a_bar_that_changes_no_token(
 )
 def test_a_completion_goes_to_its_first_end_token(tokens: list[int], ends: Any, expected: Any) -> None:
     assert until_end(tokens, ends) == expected
+
+
+def test_the_bar_of_a_training_has_the_latest_scores(build: Any, capsys: CaptureFixture[str]) -> None:
+    trainer = build("gtpo", max_steps=2, disable_tqdm=False)
+    ProgressBar.attach(trainer)
+    trainer.train()
+    shown = capsys.readouterr()
+    reward, entropy = (trainer.state.log_history[1][name] for name in ("reward", "entropy"))
+    assert f"H={entropy:.3g}, reward={reward:.3g}, loss=" in shown.err.split("2/2")[-1]
+    assert "grad_norm" not in shown.out + shown.err  # a line of all metrics
+
+
+def test_without_a_bar_transformers_prints(build: Any, capsys: CaptureFixture[str]) -> None:
+    trainer = build("gtpo", max_steps=1, disable_tqdm=True)
+    ProgressBar.attach(trainer)
+    trainer.train()
+    shown = capsys.readouterr()
+    assert "'grad_norm'" in shown.out and "1/1" not in shown.err
