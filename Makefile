@@ -46,7 +46,7 @@ demo: install
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test: install
-	$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+	$(PYTEST) -m "not slow and not gpu" $(PYTEST_FLAGS)
 
 test-slow: install
 	$(PYTEST) -m slow $(PYTEST_FLAGS)
@@ -159,7 +159,7 @@ first-light:
 	$(if $(GPU_PYTHON),,@$(CHECK_PYTHON))
 	$(or $(GPU_PYTHON),$(PYTHON)) -m gtpo.models.preflight
 	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
-	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/benchmarks/test_first_light.py -v -s --tb=line $(FIRST_LIGHT_FLAGS)
 
 $(VENV)/installed-gpu: $(VENV)/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python $(INSTALL) -r requirements.txt

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/first_light.py: sizes for a GPU and for a CPU, model building, flags.
+"""Parts of the stages of `make first-light`: sizes for a GPU and for a CPU, model building, flags.
 
 Nothing is downloaded: the models have random weights in the shapes of Llama and Qwen, the tokenizer is that of the
 tiny model, padded to their vocabularies, and the dataset is the generated one.

@@ -309,37 +309,29 @@ def test_evaluation_on_the_4_bit_base(train: Train, script: RunScript, run_scrip
     assert equal(("vllm", "base"), ("vllm", "adapter")) <= 1
 
 
-# The arguments of the engine
+# First light: benchmarks/gpu/stages.py in miniature
 
 
-# First light: benchmarks/first_light.py in miniature
-
-
-@pytest.fixture
-def light(
+def test_every_stage_runs_in_miniature(
     script: RunScript, run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """``light(*stages, before="")`` runs stages, with a fault in every process that trains: {stage: entry}."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import first_light
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/gpu")
+    from stages import STAGES, Bench, run_stage, stored
 
     def launch(directory: Path, path: Path, *argv: str, before: str, needs_packages: bool, **_: Any) -> tuple[int, str]:
         done = (script if needs_packages else run_script)(directory, str(path), *argv, before=before, code=None)
         return done.code, done.stdout + done.stderr
 
-    def run(*stages: str, before: str = "") -> Any:
-        bench = first_light.Bench("cpu", tmp_path, launch, before)
-        return first_light.first_light(bench, tmp_path / "report" / "cpu.json", stages, say=said.append)["stages"]
-
-    said: list[str] = []
-    run.said = said  # type: ignore[attr-defined]
-    return run
-
-
-def test_every_stage_runs_in_miniature_once(light: Any, tmp_path: Path) -> None:
-    stages = light()
-    assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(stages, "passed"), stages
-    assert read_json(tmp_path / "report" / "cpu.json")["stages"] == stages
+    report = tmp_path / "report" / "cpu.json"
+    bench = Bench("cpu", tmp_path, launch)
+    stages = {name: run_stage(name, bench, report) for name in STAGES}
+    assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(STAGES, "passed"), stages
+    assert stored(report) == stages
+    assert stages["step_prompts"]["numbers"].keys() == {
+        "ms a token of the sampler",
+        *(f"{count} sequences" for count in (4, 8, 16, 32)),
+    }
+    assert [*stages["step_prompts"]["numbers"]["ms a token of the sampler"]] == ["4", "8", "16", "32"]
     cosines = {name: found["cosine"] for name, found in stages["gradient"]["numbers"].items()}
     assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
@@ -349,6 +341,3 @@ def test_every_stage_runs_in_miniature_once(light: Any, tmp_path: Path) -> None:
     lengths = {"gsm8k": 6, "math": 10, "longest": 12, "group": 6, "transformers": 12, "trl": 12}
     assert {name: stages[f"step_{name}"]["numbers"]["longest"] for name in lengths} == lengths
     assert stages["evaluation"]["numbers"]["targets"] == 2
-    light.said.clear()
-    assert light() == stages
-    assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)

@@ -1,6 +1,9 @@
-"""First light's report, its limits, and what is written from it; tests/backends/ runs the stages."""
+"""First light: `pytest -m gpu` runs its stages on a GPU; without one its report, its limits and its page.
 
-import math
+tests/backends/ runs the stages in miniature.
+"""
+
+import os
 import re
 import sys
 import time
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.files import read_json
 from helpers.scripts import ROOT
 
@@ -15,8 +19,33 @@ from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import first_light
-from first_light import STAGES, Bench, Fault, Stage
+sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
+import page
+import stages
+from stages import STAGES, Bench, Stage, run_stage, stored
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Bench:
+    """Models, runs and logs lie in outputs/first-light/, and stay."""
+    torch.set_num_threads(os.cpu_count() or 1)  # tests/conftest.py sets one; the reference gradient is a CPU's
+    return Bench("cuda", ROOT / "outputs/first-light", stages.launch_process)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_on_this_gpu(name: str, on_gpu: Bench, request: pytest.FixtureRequest) -> None:
+    """A stage that has passed runs again if ``-k`` names it."""
+    gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+    report = ROOT / f"results/gpu/{gpu}.json"
+    before = stored(report).get(name, {})
+    if before.get("outcome") == "passed" and not request.config.option.keyword:
+        pytest.skip(f"passed before: {before['verdict']}")
+    print(f"\nabout {STAGES[name].minutes:g} minutes")
+    entry = run_stage(name, on_gpu, report)
+    print(f"{entry['seconds'] / 60:.1f} minutes: {entry['verdict']}")
+    assert entry["outcome"] == "passed", entry["verdict"]
 
 
 def good(bench: Bench) -> str:
@@ -26,7 +55,7 @@ def good(bench: Bench) -> str:
 
 def wrong(bench: Bench) -> str:
     bench.numbers["value"] = 2
-    raise Fault("one is not two")
+    raise AssertionError("one is not two")
 
 
 def broken(bench: Bench) -> str:
@@ -39,54 +68,38 @@ def slow(bench: Bench) -> str:
     return "unreachable"
 
 
+def stopped(bench: Bench) -> str:
+    bench.numbers["value"] = 3
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    stages = {stage.__name__: Stage(stage, 1) for stage in (good, wrong, broken, slow)}
-    monkeypatch.setattr(first_light, "STAGES", stages)
-    return Bench("cpu", tmp_path, first_light.launch_process, deadline=time.monotonic() + 60)
+    for stage in (good, wrong, broken, slow, stopped):
+        monkeypatch.setitem(STAGES, stage.__name__, Stage(stage, 1))
+    return Bench("cpu", tmp_path, stages.launch_process, deadline=time.monotonic() + 60)
 
 
 def test_each_stage_is_stored_with_its_outcome(bench: Bench, tmp_path: Path) -> None:
-    said: list[str] = []
     report = tmp_path / "report.json"
-    first_light.first_light(bench, report, say=said.append)
-    stages = read_json(report)["stages"]
-    assert {name: (entry["outcome"], entry["verdict"], entry["numbers"]) for name, entry in stages.items()} == {
+    for name in ("good", "wrong", "broken", "slow"):
+        assert run_stage(name, bench, report) == read_json(report)["stages"][name]
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("stopped", bench, report)
+    found = {name: (entry["outcome"], entry["verdict"], entry["numbers"]) for name, entry in stored(report).items()}
+    assert found == {
         "good": ("passed", "good", {"value": 1}),
         "wrong": ("FAILED", "one is not two", {"value": 2}),
         "broken": ("FAILED", "OSError: no disk", {}),
-        "slow": ("timeout", "stopped after 4 minutes: --stages slow runs it again", {}),
+        "slow": ("timeout", "stopped after 4 minutes", {}),
+        "stopped": ("interrupted", "not finished", {"value": 3}),
     }
-    assert said[-1].startswith("slow: timeout")
+    assert read_json(report)["environment"]["device"] == "cpu"
 
 
-def test_a_passed_stage_runs_again_only_if_named(bench: Bench, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    said: list[str] = []
-    for names in (["good"], ["good"], []):
-        first_light.first_light(bench, report, names, say=said.append)
-    assert [line.partition(" in ")[0] for line in said[:4]] == ["good: about 1 minutes", "good: passed"] * 2
-    assert said[4] == "good: passed before: good" and said[6].startswith("wrong: FAILED")
-
-
-def test_no_stage_starts_that_does_not_fit_the_minutes(bench: Bench, tmp_path: Path) -> None:
-    said: list[str] = []
-    first_light.first_light(bench, tmp_path / "report.json", minutes=0, say=said.append)
-    assert said == [f"{name}: not run, it does not fit 0 minutes" for name in ("good", "wrong", "broken", "slow")]
-    assert not (tmp_path / "report.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("minutes", "planned"),
-    [
-        (3, ["step_group"]),
-        (10, ["gradient", "learning", "step_group"]),  # rollouts would take 8 of them
-        (16, ["gradient", "rollouts", "learning"]),
-        (math.inf, list(STAGES)),
-    ],
-)
-def test_the_plan_has_the_first_stages_that_fit(minutes: float, planned: list[str]) -> None:
-    assert first_light.plan(list(STAGES), minutes) == planned
+def test_the_sizes_of_a_step_come_first() -> None:
+    assert next(iter(STAGES)) == "step_prompts" and sorted(stages.PROMPTS) == [1, 2, 4, 8]
+    assert stages.SIZES["cuda"].group == 12  # 12, 24, 48 and 96 sequences
 
 
 def test_a_model_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +110,9 @@ def test_a_model_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         directory.mkdir(parents=True)
         (directory / "config.json").touch()
 
-    monkeypatch.setattr(first_light, "build_model", build)
-    for _ in range(2):  # a later command with the same --work
-        bench = Bench("cpu", tmp_path, first_light.launch_process)
+    monkeypatch.setattr(stages, "build_model", build)
+    for _ in range(2):  # a later command
+        bench = Bench("cpu", tmp_path, stages.launch_process)
         assert bench.model("llama") == tmp_path / "models" / "llama"
     assert built == ["llama"]
 
@@ -108,10 +121,10 @@ def test_a_process_has_the_rest_of_the_time(bench: Bench, tmp_path: Path) -> Non
     (script := tmp_path / "run.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(float(sys.argv[1]))")
     before = "import gtpo.errors, sys\nassert sys.argv[1:] == ['0']"
     assert bench.succeed(script, 0, name="run", before=before) == "['0']\n" == (tmp_path / "run.txt").read_text()
-    with pytest.raises(Fault, match=r"^run: exit code 1: ValueError: .* 'x'$"):
+    with pytest.raises(AssertionError, match=r"^run: exit code 1: ValueError: .* 'x'$"):
         bench.succeed(script, "x", name="run")
     bench.deadline = time.monotonic() + 5
-    with pytest.raises(first_light.subprocess.TimeoutExpired):
+    with pytest.raises(stages.subprocess.TimeoutExpired):
         bench.run(script, 60, name="sleep")
     assert (tmp_path / "sleep.txt").read_text() == "['60']\n"  # how far it came
 
@@ -120,16 +133,14 @@ PAGE = (ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_the_page_is_what_the_reports_say() -> None:
-    assert first_light.gpu_page(PAGE, first_light.stored_reports()) == PAGE, (
-        "run `python benchmarks/first_light.py --page`"
-    )
+    assert page.gpu_page(PAGE, page.stored_reports()) == PAGE, "run `python benchmarks/gpu/page.py`"
 
 
 @pytest.mark.parametrize(("stage", "bits"), [("step_group", "4 bits"), ("step_16bit", "16 bits")])
 def test_rates_of_the_h100_are_those_of_its_report(stage: str, bits: str) -> None:
     """One length was measured: what generation takes is by token, the rest by completion."""
     paper = read_yaml(CONFIGS / "experiments.yaml")["paper"]
-    [report] = [report for report in first_light.stored_reports() if "H100" in report["environment"]["gpu"]]
+    [report] = [report for report in page.stored_reports() if "H100" in report["environment"]["gpu"]]
     step = report["stages"][stage]["numbers"]
     rates = paper["measured"][bits]
     generation = step["seconds"]["generation"]
@@ -144,10 +155,19 @@ def test_rates_of_the_h100_are_those_of_its_report(stage: str, bits: str) -> Non
 @pytest.mark.slow
 def test_a_step_of_trl_is_measured_on_a_cpu(tmp_path: Path) -> None:
     """TRL's trainer in the train script, with its phases: the one stage that needs no other package."""
-    bench = Bench("cpu", tmp_path, first_light.launch_process)
-    (entry,) = first_light.first_light(bench, tmp_path / "report.json", ["step_trl"])["stages"].values()
-    assert entry["outcome"] == "passed" and "failed" not in entry["numbers"], entry
+    entry = run_stage("step_trl", Bench("cpu", tmp_path, stages.launch_process), tmp_path / "report.json")
+    assert entry["outcome"] == "passed", entry
     assert {"generation", "loss", "backward", "optimizer"} <= entry["numbers"]["seconds"].keys()
     [phases] = tmp_path.glob("step-*/phases.json")
     assert len(read_json(phases)["steps"]) == 3 and read_json(phases)["open"] == []
     assert entry["numbers"]["seconds_of_a_step"] > 0 and entry["numbers"]["longest"] == 12
+
+
+@pytest.mark.slow
+def test_a_step_of_four_prompts_has_their_tokens(tmp_path: Path) -> None:
+    bench = Bench("cpu", tmp_path, stages.launch_process, deadline=time.monotonic() + 300)
+    step = stages.Step("gsm8k", backend="transformers", micro_batch="G", prompts=4)
+    found = step.measure(bench)
+    assert (found["G"], found["longest"]) == (4, 6)
+    rate = found["tokens_per_second"] * found["seconds_of_a_step"]
+    assert 4 * 4 <= rate <= 4 * 4 * 6  # four groups of four completions of 1 to 6 tokens

@@ -1,39 +1,28 @@
-"""What only a GPU can show, in about an hour: `make first-light`.
+"""What only a GPU can show: the stages of `make first-light`, which is `pytest -m gpu`, with their limits.
 
-    python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
-    python benchmarks/first_light.py --stages head gradient    # these, again
-    python benchmarks/first_light.py --minutes 10              # what is worth most in that time
-    python benchmarks/first_light.py --work DIR                # models, runs and logs on a fast disk, kept
-    python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
-    python benchmarks/first_light.py --miniature               # on a CPU
-
-Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage
-that was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights,
-but for the tiny base, which learns.
+Each stage measures into ``bench.numbers``, asserts what has to hold, and returns its verdict. Models have random
+weights, but for the tiny base, which learns. On a CPU the stages run in miniature (tests/backends).
 """
 
-import argparse
 import itertools
 import json
 import math
 import os
-import re
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ROOT / "benchmarks" / "gpu"
-sys.path[:0] = [str(ROOT), str(PARTS), str(ROOT / "benchmarks")]
+PARTS = Path(__file__).resolve().parent
+ROOT = PARTS.parents[1]
+sys.path[:0] = [str(ROOT), str(PARTS)]
 
 import yaml  # noqa: E402
 from checks import (  # noqa: E402
@@ -47,7 +36,6 @@ from checks import (  # noqa: E402
     flags,
     long_prompts,
 )
-from timing import table  # noqa: E402
 
 from gtpo.evaluation.storage import read_completions  # noqa: E402
 from gtpo.files import write_atomically  # noqa: E402
@@ -59,6 +47,7 @@ HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
 LEAST_GPU = 38.0  # GiB for the 8B shape in 16 bits, and the logits path of the head
 LEAST_DISK = 20.0  # GiB for the 8B shape
+PROMPTS = (4, 8, 2, 1)  # of a step; first as many as configs/gtpo/quick.yaml generates at once
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
 REPLACEMENTS = f"""
 import sys
@@ -79,16 +68,13 @@ sys.path.insert(0, path)
 """  # the fused head, which the pinned 1.14.2 lacks
 
 
-class Fault(Exception):
-    """A stage whose result is wrong: the message is its verdict."""
-
-
 @dataclass
 class Bench:
     """Where the stages run: the device (cuda, or cpu for the miniature), and a directory of models and runs.
 
     ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every process executes before
     its script, a fault in a test. ``numbers`` are what the running stage has measured, stored even if it fails.
+    ``finished`` are the runs that several stages read.
     """
 
     device: str
@@ -97,6 +83,7 @@ class Bench:
     before: str = ""
     deadline: float = math.inf
     numbers: dict[str, Any] = field(default_factory=dict)
+    finished: set[Path] = field(default_factory=set)
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -131,7 +118,7 @@ class Bench:
                 *map(str, argv),
                 before=self.before + before,
                 device=device or self.device,
-                needs_packages="--backend=unsloth" in argv or "--backend=vllm" in argv,
+                needs_packages=script.name == "sampler.py" or bool({"--backend=unsloth", "--backend=vllm"} & {*argv}),
                 seconds=seconds,
             )
         except subprocess.TimeoutExpired as stopped:
@@ -141,11 +128,10 @@ class Bench:
         return code, output
 
     def succeed(self, script: Path, *argv: object, name: str, **options: Any) -> str:
-        """As :meth:`run`; a script that fails is a fault of the stage."""
+        """As :meth:`run`; the script has to end with code 0."""
         code, output = self.run(script, *argv, name=name, **options)
-        if code:
-            lines = [line for line in output.splitlines() if line.strip()] or [""]
-            raise Fault(f"{name}: exit code {code}: {lines[-1][:300]}")
+        lines = [line for line in output.splitlines() if line.strip()] or [""]
+        assert code == 0, f"{name}: exit code {code}: {lines[-1][:300]}"
         return output
 
     def train(self, method: str, run: Path, *argv: object, **options: Any) -> None:
@@ -156,8 +142,9 @@ class Bench:
     def trained(self, method: str, variant: str) -> Path:
         """A run of four steps on a backend, made on first use."""
         run = self.work / f"{method}-{variant}"
-        if not (run / "adapter").is_dir():
+        if run not in self.finished:
             self.train(method, run, *flags(self.model("llama"), variant, self.sizes, self.device))
+            self.finished.add(run)
         return run
 
 
@@ -203,8 +190,7 @@ def head(bench: Bench) -> str:
         for name, most in bounds.items():
             if not errors[name] <= most:
                 wrong.append(f"{name} {errors[name]:.1e}")
-        if wrong:
-            raise Fault(f"{shape} is off by {', '.join(wrong)}")
+        assert not wrong, f"{shape} is off by {', '.join(wrong)}"
     measured = next(iter(bench.numbers["shapes"].values()))
     milliseconds = [f"{name} {1e3 * seconds:.0f}" for name, seconds in measured["seconds"].items()]
     error = measured["accuracy"]["ours"]["gradient"]
@@ -231,8 +217,7 @@ def gradient(bench: Bench) -> str:
         bench.numbers[name] = found
         if not (found["cosine"] >= LEAST_COSINE and 0.9 < found["norm"] < 1.1):
             low.append(f"{name}: cosine {found['cosine']:.3f}, norm x {found['norm']:.2f} in {found['matrix']}")
-    if low:
-        raise Fault("; ".join(low))
+    assert not low, "; ".join(low)
     cosines = [f"{name} {found['cosine']:.4f}" for name, found in bench.numbers.items()]
     return f"{', '.join(cosines)} (least cosine)"
 
@@ -276,14 +261,15 @@ def rollouts(bench: Bench) -> str:
         numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
         bench.numbers[variant] = numbers
         measured = [value for value in numbers["loss"] + numbers["entropy"] if value is not None]
-        if len(measured) != 2 * STEPS or not all(map(math.isfinite, measured)):
-            raise Fault(f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}")
+        is_finite = len(measured) == 2 * STEPS and all(map(math.isfinite, measured))
+        assert is_finite, f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}"
         gaps = numbers["sampler_logp_gap"]
-        if "--use_vllm=true" in VARIANTS[variant] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
-            raise Fault(f"{variant}: the sampler has another adapter: it differs by {gaps} nats per token")
+        if "--use_vllm=true" in VARIANTS[variant]:
+            is_close = all(gap is not None and gap < MAX_GAP for gap in gaps)
+            assert is_close, f"{variant}: the sampler has another adapter: it differs by {gaps} nats per token"
     code, output = frozen_run(bench)
-    if not (code == 1 and "rollouts do not come from the adapter" in output):
-        raise Fault(f"an adapter that is never handed over to the sampler was not noticed (exit code {code})")
+    was_noticed = code == 1 and "rollouts do not come from the adapter" in output
+    assert was_noticed, f"an adapter that is never handed over to the sampler was not noticed (exit code {code})"
     largest = []
     for variant, numbers in bench.numbers.items():
         gaps = numbers["sampler_logp_gap"]
@@ -321,8 +307,8 @@ def learning(bench: Bench) -> str:
             gained[device] = points_gained(bench, method, device, *argv, device=device)
         gains = [f"{gain:+.0f} points ({device})" for device, gain in gained.items()]
         verdicts.append(f"{method} {', '.join(gains)}")
-        if LEARNING_STEPS[bench.device] >= 30 and gained[bench.device] < gained["cpu"] / 2:
-            raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
+        learned = LEARNING_STEPS[bench.device] < 30 or gained[bench.device] >= gained["cpu"] / 2
+        assert learned, f"{verdicts[-1]}: formatting and accuracy, last third minus first"
     return "; ".join(verdicts) + ": formatting and accuracy, last third minus first"
 
 
@@ -353,6 +339,7 @@ class Step:
         trainer: ours, or library for TRL's or Unsloth's own.
         micro_batch: Completions, G for a whole group.
         base: Weights of the base model, 4bit or 16bit.
+        prompts: Of a step, each with G completions.
     """
 
     lengths: str = "longest"
@@ -360,26 +347,26 @@ class Step:
     trainer: str = "ours"
     micro_batch: int | str = 1
     base: str = "4bit"
+    prompts: int = 1
 
     def __call__(self, bench: Bench) -> str:
-        name = self.model_of(bench)
-        prompt, completion = bench.sizes.lengths[self.lengths]
-        bench.numbers |= {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
-        run = bench.work / f"step-{'-'.join(map(str, astuple(self)))}"
-        script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
-        try:
-            bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
-        except Fault as fault:
-            if replace(self, lengths="longest") == Step():  # others may not fit
-                raise
-            bench.numbers["failed"] = str(fault)
-            return f"{name}: {fault}"
-        bench.numbers |= timed(run)
+        bench.numbers |= self.measure(bench)
         found = bench.numbers
         return (
-            f"{name}, {prompt:,} + {completion:,} tokens: {found['seconds_of_a_step']:.1f} s a step, "
-            f"{found['tokens_per_second']:.0f} tokens/s, {found['peak_gib'] or 0:.1f} GiB"
+            f"{found['model']}, {found['prompt']:,} + {found['completion']:,} tokens: "
+            f"{found['seconds_of_a_step']:.1f} s a step, {found['tokens_per_second']:.0f} tokens/s, "
+            f"{found['peak_gib'] or 0:.1f} GiB"
         )
+
+    def measure(self, bench: Bench) -> dict[str, Any]:
+        """The numbers of a run of three steps."""
+        name = self.model_of(bench)
+        prompt, completion = bench.sizes.lengths[self.lengths]
+        run = bench.work / f"step-{'-'.join(map(str, astuple(self)))}"
+        script = "train_gtpo.py" if self.trainer == "ours" else "train_grpo.py"
+        bench.succeed(PARTS / "timed_run.py", script, *self.argv(bench, name, run), name=run.name)
+        about = {"model": name, "G": bench.sizes.group, "prompt": prompt, "completion": completion}
+        return about | timed(run)
 
     def model_of(self, bench: Bench) -> str:
         """The largest shape that the machine has room for."""
@@ -398,12 +385,12 @@ class Step:
         most_of_prompt, most_of_completion = sizes.lengths["longest"]
         argv = [
             *("--model", model, "--dataset", long_prompts(bench.work, model, prompt)),
-            *("--G", sizes.group, "--prompts_per_step", 1, "--per_device_train_batch_size", batch),
+            *("--G", sizes.group, "--prompts_per_step", self.prompts, "--per_device_train_batch_size", batch),
             *("--gradient_checkpointing", "true", "--reward", f"{PARTS / 'reward.py'}:text_sum"),
             *("--max_prompt_length", most_of_prompt, "--max_completion_length", completion),
             *("--max_seq_length", most_of_prompt + most_of_completion),
             *("--lora_rank", sizes.measured_rank, "--max_steps", 3, "--save_steps", 100),
-            *("--steps_per_generation", sizes.group // batch, "--logging_steps", 1),
+            *("--steps_per_generation", self.prompts * sizes.group // batch, "--logging_steps", 1),
             *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
             *VARIANTS[self.backend],
         ]
@@ -424,7 +411,7 @@ def timed(run: Path) -> dict[str, Any]:
     names = sorted({name for step in steps for name in step})
     seconds = statistics.median(sum(step.values()) for step in steps)
     longest = statistics.median(phases["longest"][1:])
-    tokens = settings["num_generations"] * row.get("completion_length", longest)
+    tokens = settings["prompts_per_step"] * settings["num_generations"] * row.get("completion_length", longest)
     return {
         "seconds": {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names},
         "seconds_of_a_step": seconds,
@@ -434,6 +421,29 @@ def timed(run: Path) -> dict[str, Any]:
         "peak_gib": phases.get("used_gib"),
         "peak_gib_by_phase": phases["peak"],
     }
+
+
+def step_prompts(bench: Bench) -> str:
+    """The sampler alone in 16 bits, and whole steps in 4, with G completions of one, two, four and eight prompts."""
+    group = bench.sizes.group
+    prompt, completion = bench.sizes.lengths["gsm8k"]
+    model = bench.model(Step().model_of(bench))
+    file = bench.work / "sampler.json"
+    sizes = bench.sizes.measured_rank, prompt, completion
+    sequences = [group * prompts for prompts in sorted(PROMPTS)]
+    bench.succeed(PARTS / "sampler.py", model, *sizes, file, *sequences, name=file.stem)
+    of_sampler = json.loads(file.read_text())
+    bench.numbers["ms a token of the sampler"] = of_sampler
+    steps: dict[int, Any] = {}
+    for prompts in PROMPTS:
+        steps[prompts] = Step("gsm8k", micro_batch="G", prompts=prompts).measure(bench)
+        bench.numbers[f"{prompts * group} sequences"] = steps[prompts]
+    of_steps = [f"{steps[prompts]['seconds_of_a_step']:.1f}" for prompts in sorted(PROMPTS)]
+    tokens = [f"{milliseconds:.1f}" for milliseconds in of_sampler.values()]
+    return (
+        f"{', '.join(map(str, sequences))} sequences: {', '.join(tokens)} ms a token of the sampler in 16 bits, "
+        f"{', '.join(of_steps)} s a step in 4"
+    )
 
 
 def evaluation(bench: Bench) -> str:
@@ -451,13 +461,11 @@ def evaluation(bench: Bench) -> str:
     samples = 2 * problems * k  # of the base and of the run
     targets = len([*output.glob("*/arithmetic.jsonl")])
     bench.numbers |= {"samples": samples, "seconds": seconds, "targets": targets}
-    if targets != 2:
-        raise Fault(f"{targets} of 2 targets have completions")
+    assert targets == 2, f"{targets} of 2 targets have completions"
     if bench.device == "cuda":
         share = equal_to_peft(bench, run)
         bench.numbers["equal to PEFT"] = share
-        if not share["adapter"] > share["base"]:
-            raise Fault(f"vLLM does not use the adapter: {share}")
+        assert share["adapter"] > share["base"], f"vLLM does not use the adapter: {share}"
     return f"{seconds:.0f} s for {samples} samples, with the start"
 
 
@@ -497,6 +505,7 @@ class Stage(NamedTuple):
 
 
 STAGES = {  # in the order of information per minute
+    "step_prompts": Stage(step_prompts, 10),
     "gradient": Stage(gradient, 3.5),
     "rollouts": Stage(rollouts, 8),
     "learning": Stage(learning, 4),
@@ -513,168 +522,42 @@ STAGES = {  # in the order of information per minute
 }
 
 
-def plan(names: Sequence[str], minutes: float) -> list[str]:
-    """The stages that fit the minutes, in their order."""
-    planned = []
-    for name in names:
-        if STAGES[name].minutes <= minutes:
-            minutes -= STAGES[name].minutes
-            planned.append(name)
-    return planned
+def run_stage(name: str, bench: Bench, report: Path) -> dict[str, Any]:
+    """Run a stage, and store its entry: outcome, verdict, seconds, numbers, revision, date.
 
-
-def run_stage(name: str, bench: Bench) -> dict[str, Any]:
-    """The entry of a stage: outcome, verdict, seconds, numbers, revision, date."""
+    A stage that Ctrl-C interrupts is stored with what it has measured.
+    """
     stage = STAGES[name]
     started = time.monotonic()
     bench.deadline = started + stage.limit
+    bench.numbers = {}
+    outcome = "interrupted"
+    verdict = "not finished"
     try:
-        outcome = "passed"
         verdict = stage.run(bench)
-    except Fault as fault:
-        outcome = "FAILED"
-        verdict = str(fault)
+        outcome = "passed"
     except (TimeoutError, subprocess.TimeoutExpired):
         outcome = "timeout"
-        verdict = f"stopped after {stage.limit / 60:.0f} minutes: --stages {name} runs it again"
+        verdict = f"stopped after {stage.limit / 60:.0f} minutes"
     except Exception as error:
         outcome = "FAILED"
-        verdict = f"{type(error).__name__}: {str(error)[:300]}"
-    return {
-        "outcome": outcome,
-        "verdict": verdict,
-        "seconds": time.monotonic() - started,
-        "numbers": bench.numbers,
-        "git_revision": bench.about["git_revision"],
-        "date": time.strftime("%Y-%m-%d"),
-    }
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        verdict = f"{kind}{str(error)[:300]}"
+    finally:
+        entry = {
+            "outcome": outcome,
+            "verdict": verdict,
+            "seconds": time.monotonic() - started,
+            "numbers": bench.numbers,
+            "git_revision": bench.about["git_revision"],
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        content = {"environment": bench.about, "stages": stored(report) | {name: entry}}
+        report.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(report, json.dumps(content, indent=1, sort_keys=True) + os.linesep)
+    return entry
 
 
-class Report:
-    """The report of a GPU, written after each stage."""
-
-    def __init__(self, path: Path, bench: Bench, say: Any) -> None:
-        self.path, self.bench, self.say = path, bench, say
-        self.content: dict[str, Any] = {"stages": {}}
-        if path.is_file():
-            self.content = json.loads(path.read_text(encoding="utf-8"))
-        self.content["environment"] = bench.about
-        self.stages = self.content["stages"]
-
-    def passed(self, name: str) -> bool:
-        return bool(self.stages.get(name, {}).get("outcome") == "passed")
-
-    def run(self, name: str) -> None:
-        """Run a stage, and store it."""
-        self.say(f"{name}: about {STAGES[name].minutes:g} minutes")
-        self.stages[name] = entry = run_stage(name, replace(self.bench, numbers={}))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(self.content, indent=1, sort_keys=True) + os.linesep)
-        minutes = entry["seconds"] / 60
-        self.say(f"{name}: {entry['outcome']} in {minutes:.1f} minutes: {entry['verdict']}")
-
-
-def first_light(
-    bench: Bench, path: Path, chosen: Sequence[str] = (), minutes: float = math.inf, say: Any = print
-) -> Mapping[str, Any]:
-    """Run the stages that are chosen, or those that the report lacks."""
-    report = Report(path, bench, say)
-    wanted = list(chosen)
-    for name in () if chosen else STAGES:
-        if report.passed(name):
-            say(f"{name}: passed before: {report.stages[name]['verdict']}")
-        else:
-            wanted.append(name)
-    planned = plan(wanted, minutes)
-    for name in wanted:
-        if name not in planned:
-            say(f"{name}: not run, it does not fit {minutes:g} minutes")
-    for name in planned:
-        report.run(name)
-    return report.content
-
-
-# docs/gpu.md
-
-
-def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """What each report was made with, the verdicts by stage and GPU, and the measured steps."""
-    names = dict.fromkeys(name for stages in (STAGES, *(report["stages"] for report in reports)) for name in stages)
-    ran = {name: [report for report in reports if name in report["stages"]] for name in names}
-    steps = []
-    for report in reports:
-        for name in STAGES:
-            numbers = report["stages"].get(name, {}).get("numbers", {})
-            if "seconds_of_a_step" in numbers:
-                steps.append((name, report["environment"]["gpu"], numbers))
-    measured = [name for name, *_ in steps]
-    values = {
-        "reports": reports,
-        "verdicts": [name for name in names if ran[name] and measured.count(name) < len(reports)],
-        "steps": steps,
-        "missing": [name for name in names if not ran[name]],
-        "stages": STAGES,
-        "pins": pins(),
-    }
-    return table("gpu.md.jinja", values)
-
-
-def pins() -> dict[str, str]:
-    """The pinned version of each package."""
-    lines = []
-    for name in ("cpu", "gpu"):
-        lines += (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
-
-
-def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
-    """docs/gpu.md with its tables of stages, between ``<!-- measured -->`` and ``<!-- end -->``.
-
-    Raises:
-        ValueError: If the page lacks one of these comments.
-    """
-    content = measured_table(reports)
-    pattern = r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)"
-    filled, count = re.subn(pattern, lambda _: f"{content}\n", text, flags=re.DOTALL)
-    if not count:
-        raise ValueError("no `<!-- measured -->` followed by `<!-- end -->`: add both comments")
-    return filled
-
-
-def stored_reports() -> list[dict[str, Any]]:
-    """Those of results/gpu/."""
-    paths = (ROOT / "results" / "gpu").glob("*.json")
-    return [json.loads(path.read_text()) for path in sorted(paths)]
-
-
-def flags_of() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[], help="run these, also if they have passed")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="run what is worth most in this time")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md, and exit")
-    parser.add_argument("--miniature", action="store_true", help="small shapes on a CPU")
-    parser.add_argument("--work", type=Path, help="directory of models, runs and logs, kept [a temporary one]")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = flags_of()
-    if args.page:
-        page = ROOT / "docs" / "gpu.md"
-        return write_atomically(page, gpu_page(page.read_text(), stored_reports()))
-    import torch
-
-    is_cpu = args.miniature or not torch.cuda.is_available()
-    name = "cpu" if is_cpu else torch.cuda.get_device_name(0)
-    directory = ROOT / ("outputs/first-light" if is_cpu else "results/gpu")
-    report = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
-    with tempfile.TemporaryDirectory() as temporary:
-        work = (args.work or Path(temporary)).absolute()
-        bench = Bench("cpu" if is_cpu else "cuda", work, launch_process)
-        content = first_light(bench, report, args.stages, args.minutes)
-    print(f"report: {report}")
-    sys.exit(any(entry["outcome"] != "passed" for entry in content["stages"].values()))
-
-
-if __name__ == "__main__":
-    main()
+def stored(report: Path) -> dict[str, Any]:
+    """The entries of a report by stage."""
+    return dict(json.loads(report.read_text())["stages"]) if report.is_file() else {}
