@@ -1,4 +1,4 @@
-"""Time, memory and accuracy of the head and the objective: ours, TRL's, Liger's, and bare matmuls.
+"""Time, memory and accuracy of the head and the objective: ours, TRL's and Liger's.
 
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
@@ -7,15 +7,14 @@
 
 One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
 peer runs its own code, imported from its package (`make bench`); for one that cannot run, the results have
-the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or the time between two CUDA events.
-Each peak is the memory that one step adds, measured in a fresh process. Liger's loss returns no entropy. The limit is
-the two matmuls of the head alone, tile by tile, with the best of several tile sizes, ours among them.
+the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or wall time. Each peak is the memory
+that one step adds, measured in a fresh process. Liger's loss returns no log-probabilities: its errors are not measured.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +31,10 @@ import torch.nn.functional as F  # noqa: E402
 from timing import added_mib, medians, peak_in_own_process, provenance, run_benchmark  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
+from gtpo.forward.head import linear_logps_and_entropy  # noqa: E402
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
 
 OURS = "ours"
-LIMIT = "limit"
 TABLE = "loss.md.jinja"
 CONFIDENT = 0.99
 
@@ -132,33 +130,15 @@ def gtpo_step(head: Head, case: Case) -> Tensor:
     return hidden.grad
 
 
-def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
+def liger_step(case: Case) -> Tensor:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     hidden = case.hidden.detach().requires_grad_()
     compiled = case.hidden.is_cuda  # only its (G, T) loss; on a CPU that needs a C++ compiler
     grpo = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="grpo", compiled=compiled)
-    if advantages is None:
-        advantages = case.advantages
-    loss, _ = grpo(hidden, case.weight, case.ids, case.mask, advantages)
+    loss, _ = grpo(hidden, case.weight, case.ids, case.mask, case.advantages)
     loss.backward()
     return hidden.grad
-
-
-def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
-    hidden = case.hidden.flatten(0, 1)
-    gradient = torch.empty_like(hidden)
-    rows, columns = tile
-    for states, out in zip(hidden.split(rows), gradient.split(rows), strict=True):
-        for weight in case.weight.split(columns):
-            torch.mm(states @ weight.T, weight, out=out)
-    return gradient
-
-
-LIMIT_TILES = {  # (rows, columns) to try; the first are those of our head
-    "cpu": [TILES["cpu"], (2048, 2048), (2048, 1024)],
-    "cuda": [TILES["cuda"], (8192, 16384)],
-}
 
 
 Step = Callable[[], Tensor]  # the gradient with respect to the hidden states
@@ -186,17 +166,6 @@ def steps_of(case: Case) -> dict[str, Step]:
     return steps | {"liger": partial(liger_step, case)}
 
 
-# Time
-
-
-def time_shape(case: Case, steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, float]:
-    """Median seconds of each step, and of the limit with its best tiles."""
-    limits = {f"{LIMIT} {tile}": partial(limit_step, case, tile) for tile in LIMIT_TILES[device]}
-    seconds = medians({**steps, **limits}, rounds, device)
-    best = min(seconds.pop(name) for name in limits)
-    return seconds | {LIMIT: best}
-
-
 # Memory
 
 
@@ -219,25 +188,15 @@ def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
     truth, logps, entropies = map(torch.cat, parts)
     sure = logps.exp() > CONFIDENT
     errors = {}
-    for name in names:
-        found = {}
-        if name in HEADS:
-            leaf = case.hidden.detach().requires_grad_()
-            logp, entropy = HEADS[name](leaf, case)
-            logp.float().sum().backward()
-            gradient = leaf.grad.flatten(0, 1)
-            difference = (entropy.flatten().double() - entropies).abs()
-            found = {"entropy": difference.mean().item(), "entropy, largest": difference.max().item()}
-        elif name == "liger":  # with A = 1 its gradient is that of minus the mean log-probability
-            ones = torch.ones_like(case.advantages)
-            gradient = -len(ids) * liger_step(case, ones).flatten(0, 1).double()
-        else:
-            continue
-        error = gradient.double() - truth
+    for name in [name for name in HEADS if name in names]:
+        leaf = case.hidden.detach().requires_grad_()
+        logp, entropy = HEADS[name](leaf, case)
+        logp.float().sum().backward()
+        error = leaf.grad.flatten(0, 1).double() - truth
         errors[name] = {
             "gradient": (error.norm() / truth.norm()).item(),
             "gradient, confident": (error[sure].norm() / truth[sure].norm()).item(),
-            **found,
+            "entropy": (entropy.flatten().double() - entropies).abs().mean().item(),
         }
     return errors
 
@@ -271,7 +230,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         case = make_case(shape, args.group, args.length, args.device)
         steps, reasons = implementations(case)
         shapes[shape] = {
-            "seconds": time_shape(case, steps, args.rounds, args.device),
+            "seconds": medians(steps, args.rounds, args.device),
             "reasons": reasons,
             "accuracy": accuracy(case.first(2), list(steps)),
             "peak_mib": {name: peak_of(name, shape, args) for name in steps},

@@ -191,7 +191,6 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
     found = medians({(phase, name): phases[name][phase] for phase in PHASES for name in TRAINERS}, args.rounds, "cpu")
     return {
-        "parameters": sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name),
         "seconds": {phase: {name: found[phase, name] for name in TRAINERS} for phase in PHASES},
         "gradient_error": error.item(),
         "peak_mib": peaks,

@@ -4,7 +4,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import jinja2
@@ -24,19 +24,16 @@ from gtpo.models.backend import installed_version  # noqa: E402
 from gtpo.runs.provenance import git_revision  # noqa: E402
 
 
-def seconds_of(step: Callable[[], object], device: str) -> float:
-    """CPU seconds of one thread, the wall time of several, or the time between two CUDA events."""
+def clock_of(device: str) -> Callable[[], float]:
+    """CPU seconds of one thread, the wall time of several, or that of a GPU which has finished."""
     if device == "cuda":
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step()
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop) / 1e3
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    begin = clock()
-    step()
-    return clock() - begin
+        return synchronized
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def synchronized() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def medians(steps: Mapping[Any, Callable[[], object]], rounds: int, device: str) -> dict[Any, float]:
@@ -46,7 +43,7 @@ def medians(steps: Mapping[Any, Callable[[], object]], rounds: int, device: str)
     seconds: dict[Any, list[float]] = {}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds.setdefault(name, []).append(seconds_of(step, device))
+            seconds.setdefault(name, []).append(timeit(step, timer=clock_of(device), number=1))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -80,7 +77,6 @@ def status_kib(key: str) -> int:
 
 def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]:
     """Command, date, revision, machine and versions of a run."""
-
     if device == "cuda":
         machine = torch.cuda.get_device_name()
     else:
@@ -95,7 +91,6 @@ def provenance(packages: tuple[str, ...], device: str = "cpu") -> dict[str, Any]
         "revision": revision[:7] + revision[40:],
         "machine": machine,
         "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in packages},
     }
 

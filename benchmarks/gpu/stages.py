@@ -172,7 +172,7 @@ def launch_process(
 
 
 def head(bench: Bench) -> str:
-    """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL 1.16 and Liger."""
+    """Time, memory and accuracy of the head next to the heads of TRL 1.16 and Liger."""
     file = bench.work / "head.json"
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", str(file)]
     if bench.device == "cuda":
