@@ -431,9 +431,12 @@ def step_prompts(bench: Bench) -> str:
     file = bench.work / "sampler.json"
     sizes = bench.sizes.measured_rank, prompt, completion
     sequences = [group * prompts for prompts in sorted(PROMPTS)]
-    bench.succeed(PARTS / "sampler.py", model, *sizes, file, *sequences, name=file.stem)
-    of_sampler = json.loads(file.read_text())
-    bench.numbers["ms a token of the sampler"] = of_sampler
+    file.unlink(missing_ok=True)  # of an earlier command
+    try:
+        bench.succeed(PARTS / "sampler.py", model, *sizes, file, *sequences, name=file.stem)
+    finally:  # also what it had measured when it was stopped
+        of_sampler = json.loads(file.read_text()) if file.is_file() else {}
+        bench.numbers["ms a token of the sampler"] = of_sampler
     steps: dict[int, Any] = {}
     for prompts in PROMPTS:
         steps[prompts] = Step("gsm8k", micro_batch="G", prompts=prompts).measure(bench)
