@@ -18,8 +18,8 @@ def main() -> None:
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
+    from gtpo.training.hooks import load_objective
     from gtpo.training.loop import train_policy
-    from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
     kind, classes = load_objective(line.flags.get("objective"), GRPOTrainer, (*SETTINGS, GRPOConfig))

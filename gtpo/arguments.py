@@ -357,6 +357,11 @@ class Settings:
         return getattr(self.trainer, "num_generations", 1)
 
     @property
+    def scored(self) -> Sequence[str]:
+        """The rewards of the run; SFT learns the format."""
+        return self.reward.reward if self.reward else ("format",)
+
+    @property
     def optimization(self) -> str:
         """The values in which two runs should not differ by accident, as text."""
         rest = ", sequences of at most {max_length} tokens" if self.method == "sft" else _ROLLOUTS

@@ -1,4 +1,4 @@
-"""Atomic writes, regular files to read, fingerprints of weights, YAML settings, and where the presets are."""
+"""Atomic writes, regular files to read, fingerprints of weights, YAML settings, where presets and runs are."""
 
 import hashlib
 import os
@@ -12,6 +12,7 @@ import yaml
 from gtpo.errors import UsageError
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
+OUTPUTS = Path("outputs")
 
 
 def write_atomically(path: Path, content: str | Callable[[Path], object]) -> None:

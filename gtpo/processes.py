@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, agreement between them, sharded parameters, idle threads."""
+"""The processes of a run: which one this is, whether it trains, agreement between them, sharded parameters, threads."""
 
 import atexit
 import os
@@ -8,10 +8,22 @@ from typing import Any, NoReturn
 
 from gtpo.errors import UsageError
 
+_training = False
+
 
 def is_main_process() -> bool:
     """Whether this process writes the files of the run and speaks for it."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def training_begins() -> None:
+    """From here on an error ends the script with exit code 1."""
+    global _training
+    _training = True
+
+
+def training_has_begun() -> bool:
+    return _training
 
 
 def leave(code: Any) -> NoReturn:

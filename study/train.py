@@ -83,8 +83,8 @@ def main(only_read: bool = False) -> Settings:
     from gtpo.grading.user_functions import load_rewards
     from gtpo.models.load import load_policy, load_tokenizer, resolve_model, source_options
     from gtpo.runs.start import check_run, start_run
+    from gtpo.training.hooks import load_objective
     from gtpo.training.loop import run
-    from gtpo.training.objective import load_objective
     from rewards import rewards_in
 
     trainer = GTPOTrainer if method == "gtpo" else GRPOTrainer

@@ -24,12 +24,11 @@ from gtpo.cli.presets import Preset
 from gtpo.cli.start import Start, drop_remote_settings, find_start, start_from
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError
-from gtpo.files import read_yaml
+from gtpo.files import OUTPUTS, read_yaml
 from gtpo.models.backend import check_driver, choose_training_backend, gpu_is_available, load_backend, plans_unsloth
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.models.memory import derived_micro_batch, scale_of
 from gtpo.processes import limit_openmp_spinning
-from gtpo.runs.directory import OUTPUTS
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

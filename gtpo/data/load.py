@@ -140,7 +140,7 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
         dry_run=settings.run.dry_run,
         prompt_format=settings.prompt.format,
         for_sft=settings.method == "sft",
-        graded="accuracy" in scored_by(settings),
+        graded="accuracy" in settings.scored,
     )
     if getattr(settings.trainer, "use_vllm", False) and not settings.run.dry_run:
         shared_worker.start()  # its imports take the first reward of a GPU seven seconds, and the model is loaded first
@@ -257,13 +257,8 @@ def prepare_prompts(
     held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
     if is_main_process():
         golds = rows["answer"] if "answer" in rows.column_names else [None] * len(rows)
-        check_first_rows(tokenizer, rows["prompt"], golds, settings.prompt, scored_by(settings))
+        check_first_rows(tokenizer, rows["prompt"], golds, settings.prompt, settings.scored)
     return rows, held_out
-
-
-def scored_by(settings: Settings) -> Sequence[str]:
-    """Which of the paper's rewards a run has; SFT learns the format."""
-    return settings.reward.reward if settings.reward else ("format",)
 
 
 def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "Dataset":

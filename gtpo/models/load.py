@@ -124,17 +124,6 @@ def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> N
             raise UsageError(f"--lora_target_modules: {unknown}: all-linear takes every layer.")
 
 
-def keep_adapter_in_float32(model: Any) -> None:
-    """Cast the trainable weights of a model with a quantized base to float32, in place; other models keep their dtype.
-
-    TRL 1.14 casts them to bfloat16. At a learning rate of 1e-6 most updates are then rounded away.
-    """
-    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-
-
 def load_base(
     path: str, load_in_4bit: bool = False, full_precision: bool = False, prompt: PromptArguments | None = None
 ) -> Loaded:

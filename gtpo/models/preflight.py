@@ -56,9 +56,15 @@ def _check_memory(settings: Settings) -> None:
         logger.warning("warning: %s", fault)
 
 
-def describe_first_row(settings: Settings, rows: Any) -> str:
-    """For ``--dry_run``, as comments: the first prompt as rendered, and a completion of it with its scores."""
-    from gtpo.data.load import scored_by
+def dry_run(settings: Settings, rows: Any) -> str:
+    """What ``--dry_run`` prints: the plan, and the first row."""
+    from gtpo.models.memory import describe_plan
+
+    return describe_plan(settings, len(rows)) + _describe_first_row(settings, rows)
+
+
+def _describe_first_row(settings: Settings, rows: Any) -> str:
+    """As comments: the first prompt as rendered, and a completion of it with its scores."""
     from gtpo.data.preview import look
     from gtpo.models.load import load_tokenizer, resolve_model
 
@@ -70,7 +76,7 @@ def describe_first_row(settings: Settings, rows: Any) -> str:
     except UsageError:
         return f"# The tokenizer of {path} is not on this machine, so no prompt is shown.\n"
     row = rows[0]
-    seen = look(tokenizer, row["prompt"], row.get("answer"), settings.prompt, scored_by(settings))
+    seen = look(tokenizer, row["prompt"], row.get("answer"), settings.prompt, settings.scored)
     return "".join(f"# {line}".rstrip() + "\n" for line in ["", *seen.lines()])
 
 

@@ -12,10 +12,9 @@ from transformers import TrainerCallback, TrainerState
 from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
 from gtpo.files import read_regular
-from gtpo.processes import is_main_process
+from gtpo.processes import is_main_process, training_begins
 from gtpo.reports.metrics import Rows, finite_values, of_training, reward_names
 from gtpo.runs.directory import RunDirectory, is_held_out
-from gtpo.runs.script import training_begins
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from gtpo.arguments import Values, hub_name, name_of
 from gtpo.errors import UsageError, command_again
-from gtpo.files import apply_umask, fingerprint, read_regular, read_yaml, remove, write_atomically
+from gtpo.files import OUTPUTS, apply_umask, fingerprint, read_regular, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
-OUTPUTS = Path("outputs")
 MANIFEST = "files.json"
 LAST = "last"  # the final weights among the checkpoints of a run
 BEST = "best"

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gtpo.errors import RunError, UsageError, last_line, printable
-from gtpo.processes import leave
-
-_training = False
+from gtpo.processes import leave, training_has_begun
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:
@@ -50,7 +48,9 @@ def run_script(main: Callable[[], object]) -> NoReturn:
             _exit(sentence, 2 - is_run)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
-        _exit(f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
+        _exit(
+            f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 2 - training_has_begun()
+        )
     leave(0)
 
 
@@ -64,12 +64,6 @@ def _write_traceback() -> str:
 def log_to_stderr() -> None:
     """Print warnings as they are, above a progress bar; before a library is imported that sets up the logs."""
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
-
-
-def training_begins() -> None:
-    """From here on an error ends the script with exit code 1."""
-    global _training
-    _training = True
 
 
 def _how_to_continue() -> str:

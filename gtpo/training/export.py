@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 import yaml
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.arguments import Settings, hub_name
 from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
-from gtpo.models.load import resolve_model
 from gtpo.processes import is_main_process
 from gtpo.reports.summary import initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, is_adapter
@@ -45,7 +44,7 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
     card.write(unfinished, trained.resolve())
     replace_directory(unfinished, trained)
     if settings.run.merge == "16bit":
-        merge_adapter(trained, resolve_model(settings.model.model), run.merged)
+        merge_adapter(trained, run.merged)
         trained = run.merged
         card.write(trained, trained.resolve())
     for earlier in run.earlier_weights():
@@ -54,13 +53,14 @@ def save_adapter(trainer: Any, settings: Settings, run: RunDirectory) -> None:
         card.upload(trained)
 
 
-def merge_adapter(adapter: Path, base: str, directory: Path) -> None:
-    """Save ``base`` with the adapter merged into its weights as a standalone model in bfloat16.
+def merge_adapter(adapter: Path, directory: Path) -> None:
+    """Save the base of an adapter with its weights merged in as a standalone model in bfloat16.
 
     The base is loaded in bfloat16 into host memory, two bytes per parameter; 4-bit training weights are not used.
     """
     unfinished = Path(f"{directory}.tmp")
     remove(unfinished)
+    base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
     model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(adapter, trust_remote_code=False).save_pretrained(unfinished)

@@ -1,7 +1,10 @@
-"""Calls of a user's ``objective`` and ``advantages``: errors name file and line, what is returned is checked."""
+"""A user's objective: the class that ``--objective`` names, and calls of its ``objective`` and ``advantages``.
+
+Errors name file and line, and what is returned is checked.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,45 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gtpo.errors import RunError, last_line
-from gtpo.grading.user_functions import place_of
+from gtpo.arguments import GTPOArguments, fields_of
+from gtpo.errors import RunError, UsageError, last_line
+from gtpo.grading.user_functions import import_named, place_of
 from gtpo.training.batch import Trainer
 from gtpo.training.faults import save_finished_step
 from gtpo.training.record import Measured
+from gtpo.training.refusals import uses_unsloth
 
 Method = Callable[..., Any]  # of a trainer, which a user's class may override
+
+
+def load_objective(name: str | None, base: Any, others: Sequence[type]) -> tuple[Any, list[type]]:
+    """The trainer class that ``--objective`` names, and the dataclass ``Settings`` of that class, if it has one.
+
+    It has to be that of the command line: a stored configuration may be a stranger's.
+
+    Args:
+        name: file.py:Class.
+        base: gtpo.GRPOTrainer, which is the class without the flag.
+        others: Dataclasses of settings; a field of ``Settings`` has another name than theirs.
+    """
+    if name is None:
+        return base, []
+    if uses_unsloth():
+        raise UsageError("--objective is not supported with Unsloth: add --backend transformers.")
+    if ".py:" not in name:
+        raise UsageError(f"--objective {name}: expected file.py:Class.")
+    kind: Any = import_named(name, {}, "objective")
+    is_trainer = isinstance(kind, type) and issubclass(kind, base)
+    if not is_trainer:
+        raise UsageError(f"--objective {name}: expected a subclass of gtpo.GRPOTrainer.")
+    kind._name = kind.__name__  # of bar and card
+    kind._paper = {}
+    if kind.Settings is object:
+        return kind, []
+    taken = fields_of([*others, GTPOArguments]).keys() & fields_of([kind.Settings])
+    if taken:
+        raise UsageError(f"--objective {name}: Settings has {min(taken)}, which is a setting already: rename it.")
+    return kind, [kind.Settings]
 
 
 def _call(method: Method, *arguments: Any) -> Any:

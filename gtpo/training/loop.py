@@ -15,21 +15,20 @@ from gtpo.data.load import load_rows, prepare_prompts, to_demonstrations
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import load_rewards, with_prefill
-from gtpo.models.load import keep_adapter_in_float32, load_policy
-from gtpo.models.memory import describe_plan
-from gtpo.models.preflight import check_machine, describe_first_row
-from gtpo.processes import is_main_process
+from gtpo.models.load import load_policy
+from gtpo.models.preflight import check_machine, dry_run
+from gtpo.processes import is_main_process, training_begins
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar
 from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
-from gtpo.runs.script import training_begins
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.best_adapter import BestAdapter
 from gtpo.training.export import save_adapter
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.metrics_writer import MetricsWriter, restore_metrics
+from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.refusals import check_embeddings, check_unused
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ def train_policy(
         rows = to_demonstrations(rows, settings.prompt.template_kwargs)
         held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
-        sys.stdout.write(describe_plan(settings, len(rows)) + describe_first_row(settings, rows))
+        sys.stdout.write(dry_run(settings, rows))
         return
     checkpoint = check_run(settings, rows, held_out)
     policy, tokenizer = load_policy(settings, backend)

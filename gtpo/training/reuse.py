@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerCallback
-
-from gtpo.runs.directory import RunDirectory
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ class ReusedBatch(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.trainer._step % self._generate_every():
-            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             torch.save(send_to_device(self.trainer._buffered_inputs, "cpu"), self._file_in(checkpoint))
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]

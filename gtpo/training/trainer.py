@@ -28,7 +28,6 @@ from gtpo.forward.head import linear_logps_and_entropy
 from gtpo.forward.hidden_states import NAMES, Route, completion_places, host_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
-from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_parallel
 from gtpo.prompts import TAGS
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
@@ -40,6 +39,7 @@ from gtpo.training.faults import check_rewards, non_finite_error
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy
+from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.record import Measured, Recorder
 from gtpo.training.refusals import (
     check_grpo_settings,

@@ -238,11 +238,11 @@ def test_a_merge_runs_no_code_of_a_model(model: Path, tmp_path: Path, monkeypatc
     load_base(str(model))[1].save_pretrained(adapter)
     for directory in (model, adapter):
         (directory / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    merge_adapter(adapter, str(model), tmp_path / "merged")
+    merge_adapter(adapter, tmp_path / "merged")
     for path, change in ((adapter / "tokenizer_config.json", TOKENIZER), (model / "config.json", CONFIG)):
         edit(path, change)
         with pytest.raises(ValueError, match="trust_remote_code=True"):
-            merge_adapter(adapter, str(model), tmp_path / "merged")
+            merge_adapter(adapter, tmp_path / "merged")
     assert not (tmp_path / "ran").exists()
 
 

@@ -9,6 +9,7 @@ import pytest
 from helpers.scripts import ROOT, RunScript, run_process, user_environment
 from pytest import CaptureFixture, MonkeyPatch
 
+from gtpo import processes
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 
@@ -35,10 +36,10 @@ run_script(main)
 
 def test_after_the_first_step_errors_are_the_runs(monkeypatch: MonkeyPatch) -> None:
     """Exit code 1: what has been trained is there. What optimizer and schedule refuse comes before."""
-    monkeypatch.setattr(script, "_training", False)
+    monkeypatch.setattr(processes, "_training", False)
     monkeypatch.setenv("RANK", "1")  # which says nothing
     RunMessages(None, 0).on_train_begin(None, None, None)  # type: ignore[arg-type]
-    assert script._training
+    assert processes.training_has_begun()
 
 
 def test_windows_is_refused(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
@@ -60,12 +61,13 @@ def test_a_closed_pipe_ends_the_script_without_a_word(size: int) -> None:
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize(("begun", "code"), [("pass", 2), ("script.training_begins()", 1)])
+@pytest.mark.parametrize(("begun", "code"), [("pass", 2), ("processes.training_begins()", 1)])
 def test_an_error_is_one_line_with_its_traceback_file(
     begun: str, code: int, tmp_path: Path, run_script: RunScript
 ) -> None:
     path = tmp_path / "fails.py"
     path.write_text(f"""
+from gtpo import processes
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 def main():

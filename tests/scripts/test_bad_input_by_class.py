@@ -113,7 +113,7 @@ COMMANDS = {
 def inputs(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with all files that are named."""
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr("gtpo.runs.script._training", False)
+    monkeypatch.setattr("gtpo.processes._training", False)
     for name, content in (DATA | CODE | {name: text for name, (text, _) in SETTINGS.items()}).items():
         (here / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (here / "unsolved.jsonl").write_text(f"{{{ASKED}}}\n" * 4)

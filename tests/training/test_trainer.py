@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HyperCLOVAXConfig,
 
 from gtpo.errors import RunError
 from gtpo.forward.head import plain_logps_and_entropy as plain_head
-from gtpo.models.load import keep_adapter_in_float32
 from gtpo.training.batch import padded_batch
 from gtpo.training.checks import check_head, sampler_metrics
 from gtpo.training.initial_entropy import InitialEntropy
+from gtpo.training.precision import keep_adapter_in_float32
 
 TABLES = tables_of(__file__)
 
