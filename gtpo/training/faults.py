@@ -33,11 +33,13 @@ CHANGED = ("--changed_reward", "true")  # flags of a run that goes on after its 
 class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus its number.
 
+    With several updates on one generation it finishes the last of them (``gtpo/training/generations.py``).
     SIGHUP stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the time limit (SIGUSR1
     is NCCL's): it may be sent twice, and never exits immediately; another second signal does. Add it last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
         self.received: int | None = None
         self.before: dict[int, Any] = {}
 
@@ -61,7 +63,8 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, self.before.pop(number))
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if any_process(self.received is not None, args.device):
+        is_used_up = getattr(self.trainer, "generation_is_used_up", True)  # SFT has no generations
+        if any_process(self.received is not None, args.device) and is_used_up:
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]

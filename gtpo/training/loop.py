@@ -105,7 +105,7 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
         BestAdapter(run, trainer.processing_class, held_out_metric),
         CompleteCheckpoints(trainer),
         StopOnNonFinite(trainer),
-        StopOnSignal(),  # last: it ends the process after the others
+        StopOnSignal(trainer),  # last: it ends the process after the others
     ):
         trainer.add_callback(callback)
 

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded
 from gtpo.training.checks import check_head, check_rollouts, next_check
 from gtpo.training.diagnosis import clip_ratios
 from gtpo.training.faults import check_rewards, non_finite_error
+from gtpo.training.generations import EpochOrder, WholeGenerations
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.hooks import call_advantages, call_objective
 from gtpo.training.initial_entropy import InitialEntropy
@@ -50,7 +50,6 @@ from gtpo.training.refusals import (
     logit_options,
     uses_unsloth,
 )
-from gtpo.training.reuse import ReusedBatch
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 logger = logging.getLogger(__name__)
@@ -74,6 +73,7 @@ class GRPOTrainer(HeldOutEvaluation):
     * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
     * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
     * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
+    * ``_get_train_sampler``: the order of an epoch is that of its number in a resumed run too.
     * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
     * ``evaluate``, ``predict``, ``evaluation_loop``, ``prediction_step``, ``get_eval_dataloader`` and
       ``get_test_dataloader`` in ``gtpo/training/held_out.py``: held-out rows count once, and training goes on as
@@ -81,8 +81,8 @@ class GRPOTrainer(HeldOutEvaluation):
 
     Private attributes of TRL's that are used, because it has no public way to them: ``_logs`` (rows of the table of
     completions), ``_metrics`` (a step's metrics, and the weight of a held-out batch), ``_tokenize_prompts`` (the
-    initial entropy has the prompts of training), ``_step`` and ``_buffered_inputs`` (a resumed run trains on the batch
-    of its checkpoint), ``_last_loaded_step`` (the weights of an engine of ours).
+    initial entropy has the prompts of training), ``_step`` (where a resumed run is in its generation),
+    ``_last_loaded_step`` (the weights of an engine of ours).
     """
 
     reward_funcs: list[Any]  # these two are TRL's
@@ -118,7 +118,7 @@ class GRPOTrainer(HeldOutEvaluation):
         if hands_over:
             self._attach_engine()
         self.reward_funcs = [deferring(function) for function in self.reward_funcs]
-        self.add_callback(ReusedBatch(self))
+        self.add_callback(WholeGenerations(self))
         keep_adapter_in_float32(self.model)
         self._prepare_forward()
         other = deviations(args, self.causal_lm(self.model).generation_config)
@@ -150,6 +150,19 @@ class GRPOTrainer(HeldOutEvaluation):
         check_grpo_settings(args)
 
     # Rollouts, rewards, conflict mask
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
+        return EpochOrder(super()._get_train_sampler(dataset), self)
+
+    @property
+    def micro_batches_of_generation(self) -> int:
+        """Micro-batches that a process trains for each batch that it samples."""
+        return int(self.args.steps_per_generation * self.num_iterations)
+
+    @property
+    def generation_is_used_up(self) -> bool:
+        """Whether the next micro-batch is of another generation."""
+        return self._step % self.micro_batches_of_generation == 0
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
         is_first, self._is_first_batch = self._is_first_batch, False
@@ -365,7 +378,6 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.resumed_from = Path(resume_from_checkpoint)
         policy = self.accelerator.unwrap_model(self.model)
         if model is None and len(getattr(policy, "peft_config", ())) > 1:
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.

@@ -104,15 +104,16 @@ def test_fsdp2_gradients_match_one_process(build: Any, tiny: Path, tmp_path: Pat
 
 
 def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> None:
-    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
-    argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
+    """In the second of three epochs, each of two steps."""
+    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "2", "--max_steps", "6"]
+    argv += ["--limit", "5", "--save_steps", "3", "--max_completion_length", "8", "--initial_entropy", "0.5"]
     torchrun(2, ROOT / "train_gtpo.py", *argv, cwd=tmp_path)
     (run,) = (tmp_path / "outputs").iterdir()  # one directory for both processes
     expected = adapter_of(run / "adapter")
     metrics = metrics_of(run)
-    shutil.rmtree(run / "checkpoint-4")
+    shutil.rmtree(run / "checkpoint-6")
     shutil.rmtree(run / "adapter")
-    assert {path.name for path in (run / "checkpoint-2").glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert {path.name for path in (run / "checkpoint-3").glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     torchrun(2, ROOT / "train_gtpo.py", *argv, "--resume", run, cwd=tmp_path)
     assert same_weights(adapter_of(run / "adapter"), expected)
     assert untimed(metrics_of(run)) == untimed(metrics)

@@ -261,7 +261,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(tiny: Path, tmp_path: Path
 
 
 def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
-    callback, control = StopOnSignal(), TrainerControl()
+    callback, control = StopOnSignal(SimpleNamespace()), TrainerControl()
     callback.received = SIGINT
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
     callback.on_step_end(args, TrainerState(), control)
@@ -297,7 +297,7 @@ def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: 
 def handled() -> Iterator[Any]:
     """``handled(ignored=())``: a callback in training; the signals are ignored, or have the handlers of a script."""
     before = handlers()
-    callback = StopOnSignal()
+    callback = StopOnSignal(SimpleNamespace())
 
     def begin(ignored: Sequence[int] = ()) -> StopOnSignal:
         for number in NUMBERS:
