@@ -2,8 +2,9 @@
 
 import atexit
 import os
+import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NoReturn
 
 from gtpo.errors import UsageError
@@ -11,9 +12,95 @@ from gtpo.errors import UsageError
 _training = False
 
 
+def rank() -> int:
+    """The number of this process among those of the run, of which Accelerate knows the same (:func:`check_launch`)."""
+    return int(os.environ.get("RANK") or 0)
+
+
+def world_size() -> int:
+    """The processes of the run."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
 def is_main_process() -> bool:
     """Whether this process writes the files of the run and speaks for it."""
-    return os.environ.get("RANK", "0") == "0"
+    return rank() == 0
+
+
+_OF_LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # which Accelerate reads on a CPU
+_OFF = {"", "0", "1", "no", "none", "false"}  # 1 is no accumulation
+# What no result depends on, what a launcher sets for a plugin that is named apart, and what is compared with settings.
+_NOT_REFUSED = re.compile(
+    r"ACCELERATE_(MIXED_PRECISION|USE_FSDP|USE_DEEPSPEED|DEEPSPEED_.*|CONFIG_DS_FIELDS|DYNAMO_(MODE|USE_.*)|DEBUG_MODE|"
+    r"DEBUG_RDV_FILE|LOG_LEVEL|(EN|DIS)ABLE_RICH|CPU_AFFINITY|NUM_PROCESSES|FP8_.*)"
+)
+_OF_DEEPSPEED = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"}
+_INSTEAD = {
+    "ACCELERATE_USE_CPU": "`accelerate launch --cpu` starts one process, whatever --num_processes says: leave out "
+    "--cpu, or start the script itself with --use_cpu true",
+    "ACCELERATE_DYNAMO_BACKEND": "unset it, or set it to no: --torch_compile true is the setting",
+}
+
+
+def check_launch(environment: Mapping[str, str]) -> None:
+    """UsageError where the environment contradicts itself, or asks Accelerate for what no setting of the run says.
+
+    Rank and number of the processes are read by the launcher's variables alone, so all have to be there.
+    """
+    found = {name: environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if environment.get(name)}
+    for name, value in found.items():
+        if not value.isdecimal() and (name, value) != ("LOCAL_RANK", "-1"):  # which is Accelerate's "none"
+            raise UsageError(f"{name}={value} in the environment: expected a number; unset it.")
+    size, this = int(found.get("WORLD_SIZE", 1)), int(found.get("RANK", 0))
+    local = found.get("LOCAL_RANK", "-1") != "-1"
+    missing = {"RANK", "LOCAL_RANK", "WORLD_SIZE"} - found.keys()
+    for name in _OF_LAUNCHERS:
+        if "WORLD_SIZE" in missing and environment.get(name, "1") not in ("", "1"):
+            found[name] = environment[name]
+            size = int(environment[name]) if environment[name].isdecimal() else 2
+    if this >= size or (missing and (size > 1 or local)):
+        known = " ".join(f"{name}={value}" for name, value in found.items())
+        without = f" without {' and '.join(sorted(missing))}" if missing else ""
+        raise UsageError(
+            f"{known}{without} in the environment is no process of a run: unset {' and '.join(found)}, or start it "
+            "with `accelerate launch` or `torchrun`."
+        )
+    of_deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    for name, value in environment.items():
+        if not name.startswith("ACCELERATE_") or _NOT_REFUSED.fullmatch(name) or value.lower() in _OFF:
+            continue
+        if not (of_deepspeed and name in _OF_DEEPSPEED):
+            instead = _INSTEAD.get(name, "unset it")
+            raise UsageError(f"{name}={value} in the environment changes what a run computes: {instead}.")
+
+
+def check_launched(args: Any) -> None:
+    """UsageError where Accelerate has started something else than the environment and the settings say.
+
+    ``args``: TRL's config, which has started it.
+    """
+    state = args.distributed_state
+    if (state.num_processes, state.process_index) != (world_size(), rank()):
+        raise UsageError(
+            f"this is process {rank()} of {world_size()} by RANK and WORLD_SIZE, and {state.process_index} of "
+            f"{state.num_processes} by Accelerate: start it with `accelerate launch` or `torchrun`."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and state.distributed_type in ("NO", "MULTI_CPU"):
+        raise UsageError(
+            "FSDP shards over GPUs, and here every process would have the whole model: remove --fsdp, or start it with "
+            "configs/accelerate/ddp.yaml."
+        )
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+    if args.mixed_precision != precision:
+        raise UsageError(
+            f"ACCELERATE_MIXED_PRECISION={args.mixed_precision} in the environment, as of `accelerate launch "
+            "--mixed_precision`, is not what --bf16 and --fp16 say: set one of them, or unset it."
+        )
+
+
+def launched_with(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a launcher has set for Accelerate, FSDP among it."""
+    return {name: environment[name] for name in sorted(environment) if name.startswith(("ACCELERATE_", "FSDP_"))}
 
 
 def training_begins() -> None:
@@ -32,7 +119,7 @@ def leave(code: Any) -> NoReturn:
     There a thread of Gloo may abort: it holds tensors for a moment after its last collective, and needs the interpreter
     to free them (pytorch#190489). The exit code is that of SIGABRT then, and the launcher reports a failed run.
     """
-    processes = os.environ.get("WORLD_SIZE", "")
+    processes = os.environ.get("WORLD_SIZE", "")  # of a start that is refused anything
     if processes.isdecimal() and int(processes) > 1 and isinstance(code, int | None):  # sys.exit prints others
         atexit._run_exitfuncs()
         for stream in sys.stdout, sys.stderr:

@@ -28,7 +28,8 @@ from gtpo.files import OUTPUTS, read_yaml
 from gtpo.models.backend import check_driver, choose_training_backend, gpu_is_available, load_backend, plans_unsloth
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.models.memory import derived_micro_batch, scale_of
-from gtpo.processes import limit_openmp_spinning
+from gtpo.processes import check_launch, check_launched, limit_openmp_spinning, world_size
+from gtpo.runs.directory import RunDirectory, completions_of_step
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -76,6 +77,7 @@ def load_backend_of(line: CommandLine, classes: Classes) -> str:
     if HELP_ALL in line.words:
         return "transformers"  # parse prints it and exits
     given = check_flags(line.method, line.words, classes)
+    check_launch(os.environ)
     start = line.start
     _check_inputs(line.method, start, given)
     load = choose_training_backend if start.dry_run else load_backend
@@ -200,7 +202,9 @@ def _help_preset(line: CommandLine) -> Values:
 
 def _derive(method: str, preset: Preset, start: Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
+    processes = world_size()
+    if start.run:
+        values |= _sizes_elsewhere(start.run, values, processes, named)
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
     batch, steps = map(values.get, sizes)
     group = values.get("num_generations", 1)
@@ -225,6 +229,34 @@ def _derive(method: str, preset: Preset, start: Start, values: Values, named: Se
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         for name, ours in OF_VLLM.items():
             values[name] = values[name] or values[ours]
+
+
+def _sizes_elsewhere(run: RunDirectory, values: Values, processes: int, named: Set[str]) -> Values:
+    """The sizes of a run that is resumed with another number of processes, but for those that are ``named``.
+
+    A step and a generation keep their completions, no micro-batch is larger than it was.
+    """
+    stored = run.read_config()
+    before = int(run.read_environment().get("world_size", processes))
+    batch = stored.get("per_device_train_batch_size")
+    completions = completions_of_step(stored, {"world_size": before})
+    if before == processes or not batch or named & {"num_generations", "prompts_per_step"}:
+        return {}
+    of_process = completions // processes
+    rows = max(n for n in range(1, batch + 1) if of_process % n == 0)
+    if "per_device_train_batch_size" in named:
+        rows = values["per_device_train_batch_size"]
+    elif "gradient_accumulation_steps" in named:
+        rows = max(1, of_process // values["gradient_accumulation_steps"])
+    sizes = {
+        "prompts_per_step": completions // values.get("num_generations", 1),
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": None,
+        "per_device_eval_batch_size": None,
+    }
+    if steps := stored.get("steps_per_generation"):
+        sizes["steps_per_generation"] = max(1, steps * batch * before // (rows * processes))
+    return {name: value for name, value in sizes.items() if name not in named}
 
 
 def _run_directory(method: str, model: str, values: Values, named: Set[str]) -> str | None:
@@ -254,6 +286,8 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
         given = {name: values[name] for name in fields_of([kind])}
         groups[label] = kind(**given)
     trainer = trainer_class(**copy.deepcopy(asked))
+    if not values["dry_run"]:
+        check_launched(trainer)
     _undo_changes_of_unsloth(trainer, asked)
     from torch import distributed
 

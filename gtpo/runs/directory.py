@@ -258,6 +258,13 @@ def completions_of_step(settings: Values, environment: Values) -> int:
     return int(completions * environment.get("world_size", 1))
 
 
+def completions_of_generation(settings: Values, of_step: int) -> int:
+    """Completions that are sampled at once, in all processes, by the settings as stored; ``of_step``: of a step."""
+    steps = settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps", 1)
+    accumulation = settings.get("gradient_accumulation_steps", 1)
+    return int(settings.get("generation_batch_size") or of_step * steps // accumulation)
+
+
 def trained_differently(runs: Iterable[RunDirectory], ignored: Collection[str] = ()) -> str:
     """The settings in which some runs differ besides their seed, with their values; not those in ``ignored``.
 

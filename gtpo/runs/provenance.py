@@ -15,6 +15,7 @@ from typing import Any
 
 from gtpo.arguments import Settings, Values
 from gtpo.files import fingerprint
+from gtpo.processes import launched_with, world_size
 
 PACKAGES = [
     "torch",
@@ -48,7 +49,8 @@ def provenance() -> Values:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
+        "world_size": world_size(),
+        "launch": launched_with(os.environ),
     }
 
 

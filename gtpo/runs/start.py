@@ -12,13 +12,14 @@ from filelock import FileLock, Timeout
 from gtpo.arguments import Settings, Values, hub_name, name_of
 from gtpo.errors import UsageError, first_line
 from gtpo.files import remove, write_atomically
-from gtpo.processes import is_main_process
+from gtpo.processes import is_main_process, world_size
 from gtpo.runs.directory import (
     MANIFEST,
     MAY_CHANGE,
     ROWS,
     RunDirectory,
     check_base,
+    completions_of_generation,
     completions_of_step,
     delete,
     latest_complete,
@@ -39,7 +40,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
 
     ``rows`` and ``held_out``: sequences of training and held-out rows.
     """
-    completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
+    completions = settings.completions_per_step * world_size()
     prompts = completions // settings.group_size
     refuse_few_rows(len(rows), prompts)
     settings.made_from |= made_from(settings, rows, held_out)
@@ -54,6 +55,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
         check_base(checkpoint)
+        _check_sharding(checkpoint, settings)
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
     return None
@@ -139,6 +141,21 @@ def _clear(run: RunDirectory) -> None:
         remove(path)
 
 
+def _check_sharding(checkpoint: Path, settings: Settings) -> None:
+    """Refuse a checkpoint that FSDP or DeepSpeed has written where this run is not started with it, and the reverse."""
+    wrote = "FSDP" if [*checkpoint.glob("pytorch_model_fsdp*")] else ""
+    wrote = "DeepSpeed" if [*checkpoint.glob("global_step*")] else wrote
+    starts = {name: os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() for name in ("FSDP", "DeepSpeed")}
+    now = next((name for name, value in starts.items() if value == "true"), "")
+    now = "DeepSpeed" if settings.trainer.deepspeed else now
+    if wrote != now:
+        raise UsageError(
+            f"{checkpoint} was written {f'with {wrote}' if wrote else 'without FSDP and DeepSpeed'}, and this run is "
+            f"started {f'with {now}' if now else 'without'}: --resume it with the file of configs/accelerate that it "
+            f"was started with, or start another run from its adapter: --model {checkpoint}."
+        )
+
+
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
     """Refuse to resume with settings, rows or code that the run cannot change; log what changes.
 
@@ -150,7 +167,10 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
     hashes: Values = environment.get("made_from", {})
     before = {name_of(name): value for name, value in stored.items()} | stored | hashes
     before["completions of a step"] = completions_of_step(stored, environment) or completions
+    generation = "completions of a generation"
+    before[generation] = completions_of_generation(stored, before["completions of a step"])
     now = settings.to_dict() | dict.fromkeys(hashes) | settings.made_from | {"completions of a step": completions}
+    now[generation] = completions_of_generation(settings.given, completions)
     changed = {}
     for name, new in now.items():
         old = before.get(name, new)
@@ -158,7 +178,8 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
             what = f"--{name}" if name in stored else name
             changed[name] = f"changed {name}" if name in hashes else f"{what} {new!s:.80} (before: {old!s:.80})"
 
-    allowed = set().union(*MAY_CHANGE.values())
+    micro_batches = {"steps_per_generation"} if before[generation] == now[generation] else {""}  # of another size
+    allowed = micro_batches.union(*MAY_CHANGE.values())
     if not hashes or changed.keys() & ROWS:
         allowed -= {"seed", *MAY_CHANGE["rows"]}
     go_on = ""

@@ -89,7 +89,7 @@ def test_other_processes_accept_the_directory_of_the_main_process(run: Path, mon
     """Under torchrun every process starts the run, and the main one may already have created the directory."""
     start(run)
     (run / "metrics.jsonl").touch()
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("gtpo.runs.start.is_main_process", lambda: False)
     assert start(run) is None
 
 
