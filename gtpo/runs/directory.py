@@ -1,5 +1,6 @@
 """The run directory: names of its files and their readers; its checkpoints, each with a list of its files."""
 
+import hashlib
 import json
 import logging
 import re
@@ -358,26 +359,37 @@ def check_base(adapter: Path) -> None:
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """List the files of a checkpoint with their sizes, once all are written."""
+    """List the files of a checkpoint with their sizes and hashes, once all are written."""
     apply_umask(checkpoint)
     paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
-    sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths}
-    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=1, sort_keys=True))
+    files = {str(path.relative_to(checkpoint)): [path.stat().st_size, _hash_of(path)] for path in paths}
+    write_atomically(checkpoint / MANIFEST, json.dumps(files, sort_keys=True).replace("], ", "],\n "))
 
 
-def damage(checkpoint: Path) -> str | None:
-    """Which file of its manifest a checkpoint, or best/, lacks; None if it is complete."""
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(checkpoint: Path, contents: bool = True) -> str | None:
+    """Which file of its manifest a checkpoint, or best/, lacks; None if it is complete.
+
+    Without ``contents`` the sizes count alone, as in a manifest of an earlier revision, which has no hashes of these.
+    """
     try:
-        sizes = dict(json.loads(read_regular(checkpoint / MANIFEST)))
+        files = dict(json.loads(read_regular(checkpoint / MANIFEST)))
     except (OSError, ValueError, TypeError):
         return f"{MANIFEST} is missing or unreadable"
-    for name, size in sizes.items():
+    for name, stored in files.items():
+        size, digest = stored if isinstance(stored, list) else (stored, None)
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
-        if isinstance(size, int) and path.stat().st_size != size:  # version 0.1.0 has hashes
+        if isinstance(size, int) and path.stat().st_size != size:  # version 0.1.0 has hashes of other contents
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
-    return None if sizes else f"{MANIFEST} is empty"
+        if contents and digest and _hash_of(path) != digest:
+            return f"{name} is not as it was written"
+    return None if files else f"{MANIFEST} is empty"
 
 
 def sorted_checkpoints(run: Path) -> list[Path]:
@@ -414,7 +426,7 @@ def rotate(run: Path, limit: int) -> None:
     """
     kept = 0
     for checkpoint in reversed(sorted_checkpoints(run)):
-        if kept < limit and damage(checkpoint) is None:
+        if kept < limit and damage(checkpoint, contents=False) is None:
             kept += 1
         elif kept:  # nothing is deleted before a complete one is found
             delete(checkpoint)

@@ -201,7 +201,7 @@ def save_finished_step(trainer: Any) -> str:
     """Write the checkpoint of the last finished step, with the random numbers of the next one; how to continue."""
     run = RunDirectory(trainer.args.output_dir)
     step = trainer.state.global_step
-    if run.is_ours and step and damage(run.checkpoint(step)) is not None:
+    if run.is_ours and step and damage(run.checkpoint(step), contents=False) is not None:
         trainer._save_checkpoint(trainer.model, trial=None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return how_to_continue(run, *CHANGED)

@@ -1,5 +1,6 @@
 """Checkpoints on disk: damage found by the manifest, the newest complete one, and rotation by step."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ def names(run: Path) -> list[str]:
     return [path.name for path in sorted_checkpoints(run)]
 
 
-def test_a_manifest_lists_the_files_and_their_sizes(tmp_path: Path) -> None:
+def test_a_manifest_lists_the_files_their_sizes_and_hashes(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
     stored = read_json(directory / MANIFEST)
     files = ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors"]
     assert [*stored] == [*files, "rng_state.pth", "trainer_state.json"]
-    assert stored["optimizer.pt"] == len("optimizer.pt 1") and damage(directory) is None
+    content = b"optimizer.pt 1"
+    assert stored["optimizer.pt"] == [len(content), sha256(content).hexdigest()] and damage(directory) is None
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
@@ -29,6 +31,31 @@ def test_a_missing_and_a_truncated_file_are_named(name: str, tmp_path: Path) -> 
     assert str(damage(directory)).startswith(name)
     (directory / name).unlink()
     assert str(damage(directory)).startswith(name)
+
+
+FILES = ["adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors", "rng_state.pth"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "trainer_state.json"])
+def test_damage_that_keeps_the_size_is_named(name: str, tmp_path: Path) -> None:
+    """As a power cut leaves it: the second half is zeros."""
+    fake_run(tmp_path, steps=(1, 2))
+    file = tmp_path / "checkpoint-2" / name
+    content = file.read_bytes()
+    half = len(content) // 2
+    file.write_bytes(content[:half] + b"\0" * (len(content) - half))
+    assert damage(file.parents[name.count("/")]) == f"{name} is not as it was written"
+    assert damage(file.parents[name.count("/")], contents=False) is None  # what rotation asks, after each checkpoint
+    assert latest_complete(tmp_path) == tmp_path / "checkpoint-1"
+
+
+def test_a_manifest_of_sizes_alone_is_read(tmp_path: Path) -> None:
+    """Of an earlier revision."""
+    directory = checkpoint(tmp_path, 1)
+    write_json(directory / MANIFEST, {"optimizer.pt": len("optimizer.pt 1")})
+    assert damage(directory) is None
+    (directory / "optimizer.pt").write_text("optimizer")
+    assert damage(directory) == "optimizer.pt has 9 bytes instead of 14"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"optimizer.pt', "3", None])
