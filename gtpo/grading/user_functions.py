@@ -6,11 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import math
-import os
 import reprlib
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,29 +31,6 @@ OF_RUNS: dict[str, list[str]] = TABLES["of_runs"]
 OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
 OURS = str(Path(__file__).parents[1])
-
-_calls: Counter[int] = Counter()  # process -> calls of a user's code that it is in; a fork of one may exit
-_exit = os._exit
-
-
-def _exit_outside_calls(code: int) -> None:
-    """``os._exit``, an error inside a user's code: the run would end with its exit code, 0 too, and no message."""
-    if _calls[os.getpid()]:
-        raise SystemExit(f"os._exit({code})")
-    _exit(code)
-
-
-os._exit = _exit_outside_calls  # type: ignore[assignment]
-
-
-@contextmanager
-def _users_code() -> Iterator[None]:
-    process = os.getpid()
-    _calls[process] += 1
-    try:
-        yield
-    finally:
-        _calls[process] -= 1
 
 
 def load_rewards(
@@ -111,8 +86,7 @@ def import_named(name: str, known: Known, noun: str) -> Reward:
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     is_file = path.is_file() or module.endswith(".py")
     try:
-        with _users_code():
-            found = _import_file(path) if is_file else importlib.import_module(module)
+        found = _import_file(path) if is_file else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
@@ -182,8 +156,7 @@ class CheckedReward:
         """Raise an error of the function as a RunError that names it, or keep it."""
         self.failure = None
         try:
-            with _users_code():
-                yield
+            yield
         except RunError as error:
             self.failure = error
         except (Exception, SystemExit) as error:

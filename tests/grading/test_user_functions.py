@@ -1,17 +1,12 @@
-"""What a user's reward may return, and that it cannot end a run without a word."""
-
-import asyncio
-import os
-import re
-from pathlib import Path
+"""What a user's reward may return."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import checked_reward, load_rewards
+from gtpo.errors import RunError
+from gtpo.grading.user_functions import checked_reward
 
 # What a reward returns for the completions a, b, c: refused, though iterating it gives three numbers.
 NO_LISTS = {
@@ -49,51 +44,3 @@ def test_ordered_values_are_rewards(kind: str) -> None:
 
 def test_a_reward_may_be_none() -> None:
     assert checked_reward(lambda completions: [3.0, None])(completions=["a", "b"]) == [3.0, None]
-
-
-# A file of a user's whose function `mine` ends the process in a way that no handler of Python sees.
-EXITS = {
-    "call": "import os\ndef mine(completions, **columns):\n    os._exit(0)\n",
-    "name": "from os import _exit\ndef mine(completions, **columns):\n    _exit(3)\n",
-    "coroutine": "import os\nasync def mine(completions, **columns):\n    os._exit(0)\n",
-    "except": (
-        "import os\ndef mine(completions, **columns):\n"
-        "    try:\n        os._exit(0)\n    except Exception:\n        pass\n"
-    ),
-    "thread": (
-        "import os\nfrom concurrent.futures import ThreadPoolExecutor\ndef mine(completions, **columns):\n"
-        "    return list(ThreadPoolExecutor(1).map(os._exit, [0] * len(completions)))\n"
-    ),
-    "import": "import os\nos._exit(0)\n",
-}
-
-
-@pytest.mark.parametrize("kind", EXITS)
-def test_a_function_that_exits_at_once_is_named(kind: str, tmp_path: Path) -> None:
-    """In a fork, which the exit would end instead of the tests."""
-    file = tmp_path / f"{kind}.py"
-    file.write_text(EXITS[kind])
-    child = os.fork()
-    if not child:
-        try:
-            [reward] = load_rewards([f"{file}:mine"], {}, [])
-            called = reward(completions=["a"])
-            asyncio.run(called)
-        except (RunError, UsageError) as error:
-            named = re.search(rf"{kind}\.py:mine .*SystemExit: os\._exit\([03]\)", str(error))
-            os._exit(20 if named else 1)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 20
-
-
-def exit_code_of_a_fork(code: int) -> int:
-    child = os.fork()
-    if not child:
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_a_process_that_a_function_forks_may_exit() -> None:
-    reward = checked_reward(lambda completions: [exit_code_of_a_fork(len(text)) for text in completions])
-    assert reward(completions=["a", "abc"]) == [1.0, 3.0]

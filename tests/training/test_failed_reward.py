@@ -1,15 +1,18 @@
 """A reward that raises: file and line in the message, the traceback in a log, and no step lost."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.runs import metrics_of
-from helpers.scripts import RunScript
+from helpers.scripts import ROOT, RunScript, run_process
+from helpers.weights import adapter_of, same_weights
 
-from gtpo.errors import RunError
+from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
+from gtpo.runs.directory import RunDirectory, find_weights
 
 REWARD = """
 from pathlib import Path
@@ -49,6 +52,44 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     names = set(whole[0])
     assert len(names) > 25
     assert not [name for name in names - set(OF_RUNS["log_metric"]) if not name.startswith(OF_RUNS_BEGIN)]
+
+
+ENDS = """
+import os
+
+def late(completions, trainer_state, **columns):
+    if trainer_state.global_step == 3 and os.path.exists("odd"):
+        os._exit(0)
+    return [float(len(text[0]["content"]) % 7) for text in completions]
+"""
+
+
+def test_a_reward_that_ends_the_process_leaves_an_unfinished_run(tmp_path: Path, run_script: RunScript) -> None:
+    """No code of Python sees it, so its exit code is that of the reward; nothing takes the run for a finished one."""
+    (tmp_path / "rw.py").write_text(ENDS)
+    (tmp_path / "odd").touch()
+    flags = [*TRAIN, "--save_steps", "2", "--output_dir"]
+    ended = run_script(tmp_path, "train_grpo.py", *without_entropy(flags), "outputs/cut", code=0)
+    run = RunDirectory(tmp_path / "outputs/cut")
+    assert "final weights" not in ended.stdout + ended.stderr and not run.is_finished
+    with pytest.raises(UsageError, match=r"is not finished: `--resume` it, or take `--checkpoint 2`"):
+        find_weights(run.path)
+    (tmp_path / "odd").unlink()
+    resume = ["--resume", "outputs/cut", "--reward", "format", "accuracy", "rw.py:late"]
+    run_script(tmp_path, "train_grpo.py", *resume)
+    run_script(tmp_path, "train_grpo.py", *without_entropy(flags), "outputs/whole")
+    assert same_weights(adapter_of(run.adapter), adapter_of(tmp_path / "outputs/whole/adapter"))
+
+
+def without_entropy(flags: list[str]) -> list[str]:
+    place = flags.index("--initial_entropy")
+    return flags[:place] + flags[place + 2 :]
+
+
+def test_no_function_of_the_interpreter_is_replaced() -> None:
+    """A program that imports the trainer keeps its own."""
+    code = "import os; before = {**vars(os)}; from gtpo import GTPOTrainer; print(vars(os) == before)"
+    assert run_process([sys.executable, "-c", code], cwd=ROOT).stdout.split() == ["True"]
 
 
 def test_the_message_names_the_line(tmp_path: Path) -> None:
