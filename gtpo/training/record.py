@@ -36,6 +36,7 @@ class MicroBatch(NamedTuple):
     scalars: Metrics  # the loss and metrics, by name; 0-d
     rows: Metrics  # place among the rollouts, <H>_i and delta, by name; (b,)
     inputs: Batch  # and what was computed from them: saved if the step fails
+    generation: int  # its number
 
 
 class Recorder:
@@ -50,6 +51,11 @@ class Recorder:
     def has_table(self) -> bool:
         """Whether the completions of this batch are in the table."""
         return bool(self.trainer.model.training and self.trainer.log_completions)
+
+    @property
+    def table_is_complete(self) -> bool:
+        """Whether the loss has used every completion of the table."""
+        return None not in self.trainer._logs["extra"].get("entropy", ())
 
     def rollouts(self, inputs: list[Row], whole: Rollouts) -> None:
         """The conflict metrics of a generation, and its rows of the table; ``inputs`` are of this process."""
@@ -82,7 +88,7 @@ class Recorder:
         rows = {"place": inputs["row"], "entropy": entropy, "delta": keep}
         scalars = {LOSS: loss.detach()} | self._metrics_of(measured, logps, inputs)
         saved = inputs | {"logps": logps, "token_entropy": token_entropy}
-        self.unread.append(MicroBatch(scalars, rows, saved))
+        self.unread.append(MicroBatch(scalars, rows, saved, trainer.generation))
         if trainer.accelerator.sync_gradients or not trainer.model.training:
             self._read()
 
@@ -105,7 +111,8 @@ class Recorder:
         scalars = {name: self._gathered([part.scalars[name] for part in unread]) for name in unread[0].scalars}
         rows = {name: self._gathered([part.rows[name] for part in unread]) for name in unread[0].rows}
         self._check_finite(scalars.pop(LOSS), rows["entropy"], unread)
-        self._complete_table(rows)
+        newest = [part.generation == unread[-1].generation for part in unread]  # a step may end one and begin another
+        self._complete_table({name: values[:, newest] for name, values in rows.items()})
         for name, values in scalars.items():
             reduce = OVER_PROCESSES.get(name, np.mean)
             for of_processes in values.T:
@@ -120,7 +127,7 @@ class Recorder:
     def _complete_table(self, rows: dict[str, np.ndarray]) -> None:
         """Fill in what the loss has used; ``rows`` as those of a MicroBatch, (R, M, b) each."""
         extra = self.trainer._logs["extra"]
-        if not self.has_table or not extra["entropy"]:  # TRL's table is not in a checkpoint between two updates
+        if not self.has_table or not extra["entropy"]:  # of a checkpoint that an earlier revision wrote
             return
         places = rows["place"].astype(int).flatten()
         for name in ("entropy", "delta"):

@@ -31,7 +31,7 @@ from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_p
 from gtpo.prompts import TAGS
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.advantages import group_advantages
-from gtpo.training.batch import Batch, Ids, Row, Scores, gather_rollouts, padded, replace_last
+from gtpo.training.batch import Batch, Ids, Numbers, Row, Scores, gather_rollouts, padded, replace_last
 from gtpo.training.checks import check_head, check_rollouts, next_check
 from gtpo.training.diagnosis import clip_ratios
 from gtpo.training.faults import check_rewards, non_finite_error
@@ -72,6 +72,7 @@ class GRPOTrainer(HeldOutEvaluation):
       probabilities.
     * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
     * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
+    * ``log``: the table of completions has what the loss has used, or comes later.
     * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
     * ``_get_train_sampler``: the order of an epoch is that of its number in a resumed run too.
     * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
@@ -171,6 +172,11 @@ class GRPOTrainer(HeldOutEvaluation):
             check_head(self, batch)
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
+    @property
+    def generation(self) -> int:
+        """The number of the generation that is trained on."""
+        return int(self._step // self.micro_batches_of_generation)
+
             check_rollouts(self, batch)
         rows, width = batch["completion_ids"].shape
         row = self.accelerator.process_index * rows + torch.arange(rows, device=self.accelerator.device)
@@ -276,6 +282,16 @@ class GRPOTrainer(HeldOutEvaluation):
         loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
         if not self.model.training:
+    def log(self, logs: Numbers, start_time: float | None = None) -> None:
+        """TRL's, but a table of completions is written when the loss has used all of them, or the run ends."""
+        shown = self.log_completions
+        is_last = self.state.global_step >= self.state.max_steps
+        self.log_completions = shown and (is_last or self.recorder.table_is_complete)
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions = shown
+
             return loss
         return loss / self.current_gradient_accumulation_steps
 

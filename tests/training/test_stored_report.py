@@ -123,12 +123,12 @@ def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Pat
 
 @mark.parametrize("kind", ["truncated", "entropy missing"])
 def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, caplog: LogCaptureFixture) -> None:
-    """After a kill while it was written, or before compute_loss filled it in."""
+    """After a kill while it was written, or of another program."""
     path, rows = tables(copy)[-1]
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[:500])
     else:
-        store([row | {"entropy": None} for row in rows], path)
+        store([{name: value for name, value in row.items() if name != "entropy"} for row in rows], path)
     assert write_report(copy).read_text().count("A group of step ") == 1 and str(path) in caplog.text
 
 
@@ -175,3 +175,38 @@ def test_the_page_has_problems_and_the_command(copy: Path) -> None:
     page = write_report(copy).read_text()
     assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir outputs/NAME" in page
     assert "<p>100 % of the completions of steps 1 to 2 were cut off" in page
+
+
+def test_a_table_is_written_when_the_loss_has_used_all_of_it(
+    tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    """Of a generation for two updates; that of the run's last step has what is known, which the page shows."""
+    settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, max_steps=5, **settings)
+    trainer.add_callback(MetricsWriter(RunDirectory(tmp_path)))
+    trainer.train()
+    found = {int(path.stem.rpartition("_")[2]): rows for path, rows in tables(tmp_path)}
+    assert [*found] == [2, 4, 5]
+    for step, rows in found.items():
+        unknown = [row for row in rows if row["entropy"] is None or row["entropy"] != row["entropy"]]
+        assert len(rows) == GROUP and len(unknown) == (GROUP // 2 if step == 5 else 0)
+    one = make_trainer("gtpo", tiny, tmp_path / "one", log_completions=True, max_steps=1)  # the same first weights
+    one.train()
+    [(_, of_one)] = tables(tmp_path / "one")
+    same = [a["entropy"] == approx(b["entropy"], rel=1e-5) for a, b in zip(found[2], of_one, strict=True)]
+    assert [row["completion"] for row in found[2]] == [row["completion"] for row in of_one]
+    assert sum(same) == GROUP // 2  # those of its first update
+    config = {"run_name": "a", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
+    write_settings(tmp_path / "config.yaml", config | {"conflict_correction": True})
+    page = write_report(tmp_path).read_text()
+    assert "is not shown" not in caplog.text and page.count('data-name="⟨H⟩"') == 3 * GROUP
+    assert page.count('white-space: nowrap">-</td>') == GROUP // 2
+
+
+def test_a_step_that_spans_two_generations_fills_the_newer_table_with_its_own(tiny: Path, tmp_path: Path) -> None:
+    """Three micro-batches a generation, two a step: the second step has the end of one and the start of another."""
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, max_steps=2, learning_rate=0.0, **settings)
+    trainer.train()
+    [(_, rows)] = tables(tmp_path)
+    assert sum(row["entropy"] == row["entropy"] and row["entropy"] is not None for row in rows) == 4
