@@ -48,6 +48,8 @@ def parser_of(classes: Classes) -> Any:
     parser.add_argument("--help", action="store_true", help="Show this page.")
     if RunArguments in classes:
         parser.set_defaults(**dict.fromkeys(DERIVED))
+        if "disable_dropout" in fields_of(classes):  # of GRPO and GTPO
+            parser.set_defaults(disable_dropout=True)
     return parser
 
 

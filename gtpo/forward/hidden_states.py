@@ -21,6 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from gtpo.errors import UsageError, first_line
+from gtpo.forward.dropout import dropouts_of
 from gtpo.processes import any_process
 
 logger = logging.getLogger(__name__)
@@ -295,8 +296,10 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool
     for layer in DynamicCache(config=causal_lm.config).layers:
         if not isinstance(layer, DynamicLayer):
             return False
+    if dropouts_of(causal_lm):
+        return False
     for module in causal_lm.modules():
-        if isinstance(module, torch.nn.Dropout) and module.p > 0:
+        if isinstance(module, torch.nn.Dropout) and module.p > 0:  # that of LoRA is not in the config
             return False
     return not positions_depend_on_length(causal_lm)
 

@@ -10,7 +10,7 @@ import inspect
 import logging
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from trl.models import unwrap_model_for_generation
 
 from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import UsageError
+from gtpo.forward.dropout import disable_dropout, in_eval_mode
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
 from gtpo.forward.hidden_states import NAMES, Route, completion_places, host_masks
@@ -68,11 +69,11 @@ class GRPOTrainer(HeldOutEvaluation):
 
     * ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
       stays in the batch while TRL shuffles the rows and splits them into micro-batches.
-    * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN
+    * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates, in eval mode; stops at NaN
       probabilities.
     * ``_calculate_rewards``: stops at rewards that are not finite; keeps those of all processes for ``advantages``.
-    * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
     * ``log``: the table of completions has what the loss has used, or comes later.
+    * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
     * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
     * ``_get_train_sampler``: the order of an epoch is that of its number in a resumed run too.
     * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
@@ -121,6 +122,8 @@ class GRPOTrainer(HeldOutEvaluation):
         self.reward_funcs = [deferring(function) for function in self.reward_funcs]
         self.add_callback(WholeGenerations(self))
         keep_adapter_in_float32(self.model)
+        if args.disable_dropout:
+            self._disable_dropout()
         self._prepare_forward()
         other = deviations(args, self.causal_lm(self.model).generation_config)
         if other and is_main_process():
@@ -131,6 +134,15 @@ class GRPOTrainer(HeldOutEvaluation):
         self.args.use_vllm = self.use_vllm = True
         self.vllm_generation = ENGINES[self.args.vllm_mode](self)
         self._last_loaded_step = -1
+
+    def _disable_dropout(self) -> None:
+        """TRL sets that of modules to 0; in Llama, Qwen and others it is a number."""
+        found = disable_dropout(self.model)
+        if self.ref_model is not None:
+            disable_dropout(self.ref_model)
+        if found and is_main_process():
+            values = ", ".join(f"{name} {value}" for name, value in found.items())
+            logger.warning("The dropout of the base is off (%s): --disable_dropout false trains with it", values)
 
     def _prepare_forward(self) -> None:
         """How the model is called and scales its logits; UsageError for a model that the loss does not carry."""
@@ -161,6 +173,11 @@ class GRPOTrainer(HeldOutEvaluation):
         return int(self.args.steps_per_generation * self.num_iterations)
 
     @property
+    def generation(self) -> int:
+        """The number of the generation that is trained on."""
+        return int(self._step // self.micro_batches_of_generation)
+
+    @property
     def generation_is_used_up(self) -> bool:
         """Whether the next micro-batch is of another generation."""
         return self._step % self.micro_batches_of_generation == 0
@@ -172,11 +189,6 @@ class GRPOTrainer(HeldOutEvaluation):
             check_head(self, batch)
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
-    @property
-    def generation(self) -> int:
-        """The number of the generation that is trained on."""
-        return int(self._step // self.micro_batches_of_generation)
-
             check_rollouts(self, batch)
         rows, width = batch["completion_ids"].shape
         row = self.accelerator.process_index * rows + torch.arange(rows, device=self.accelerator.device)
@@ -194,10 +206,12 @@ class GRPOTrainer(HeldOutEvaluation):
         return batch
 
     def _generate_single_turn(self, prompt_ids: Ids, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        samples_itself = not self.use_vllm and not uses_unsloth()  # which has modes of its own
         try:
-            if self._generates_with_transformers():
-                return self._sample(prompt_ids), None
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            with in_eval_mode(self.model) if samples_itself else nullcontext():
+                if self._generates_with_transformers():
+                    return self._sample(prompt_ids), None
+                return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         except RuntimeError as error:
             if not any(text in str(error) for text in NAN_PROBABILITIES):
                 raise
@@ -268,6 +282,16 @@ class GRPOTrainer(HeldOutEvaluation):
         weights = self.reward_weights.to(rewards.device)
         return group_advantages(rewards, weights, group_size, self.scale_rewards, self.args.multi_objective_aggregation)
 
+    def log(self, logs: Numbers, start_time: float | None = None) -> None:
+        """TRL's, but a table of completions is written when the loss has used all of them, or the run ends."""
+        shown = self.log_completions
+        is_last = self.state.global_step >= self.state.max_steps
+        self.log_completions = shown and (is_last or self.recorder.table_is_complete)
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions = shown
+
     # The objective
 
     def compute_loss(
@@ -282,16 +306,6 @@ class GRPOTrainer(HeldOutEvaluation):
         loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
         if not self.model.training:
-    def log(self, logs: Numbers, start_time: float | None = None) -> None:
-        """TRL's, but a table of completions is written when the loss has used all of them, or the run ends."""
-        shown = self.log_completions
-        is_last = self.state.global_step >= self.state.max_steps
-        self.log_completions = shown and (is_last or self.recorder.table_is_complete)
-        try:
-            super().log(logs, start_time)
-        finally:
-            self.log_completions = shown
-
             return loss
         return loss / self.current_gradient_accumulation_steps
 
@@ -452,12 +466,14 @@ class GTPOConfig(GTPOArguments, trl.GRPOConfig):
     """
 
     loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
+    disable_dropout: bool = field(default=True, metadata={"help": "Completions are sampled without dropout."})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         names = fields_of([GTPOArguments]).keys() & kwargs
         own = GTPOArguments(**{name: kwargs.pop(name) for name in names})
         self.__dict__.update(vars(own))
         kwargs.setdefault("loss_type", "grpo")
+        kwargs.setdefault("disable_dropout", True)
         trl.GRPOConfig.__init__(self, *args, **kwargs)
 
     def __post_init__(self) -> None:
