@@ -94,6 +94,9 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
         problems["zero"] = f"every reward of {steps} was 0, {_NO_ADVANTAGE}"
     elif equal and min(equal) == 1:
         problems["constant"] = f"the completions of a prompt always had equal rewards, {_NO_ADVANTAGE}"
+    norms = finite_values(every, "grad_norm")
+    if norms and not any(norms) and not problems.keys() & {"zero", "constant"}:
+        problems["still"] = "the gradient of every step was 0, so nothing was trained: look at the objective's loss"
     return problems
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.nn import Parameter
 
 from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import RunError, UsageError, last_line
 from gtpo.grading.user_functions import import_named, place_of
-from gtpo.training.batch import Trainer
+from gtpo.training.batch import Batch, Trainer
 from gtpo.training.faults import save_finished_step
 from gtpo.training.record import Measured
 from gtpo.training.refusals import uses_unsloth
@@ -75,10 +76,18 @@ def _check(method: Method, what: str, value: Any, shape: tuple[int, ...]) -> Non
         raise _error(method, f"returned {what} {found}: expected a tensor of shape {shape}")
 
 
-def call_objective(trainer: Trainer, logps: Tensor, *arguments: Any) -> tuple[Tensor, Measured]:
-    """The loss and :class:`Measured` of a micro-batch; RunError if ``trainer.objective`` returns anything else."""
+def copy_of(inputs: Batch) -> Batch:
+    """A micro-batch whose tensors a hook may change: TRL keeps its own for the next update (``num_iterations``)."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+def call_objective(trainer: Trainer, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
+    """The loss and :class:`Measured` of a micro-batch; RunError if ``trainer.objective`` returns anything else.
+
+    Also for a loss from which no gradient reaches the weights. The objective may change its arguments in place.
+    """
     method = trainer.objective
-    returned = _call(method, logps, *arguments)
+    returned = _call(method, logps.clone(), token_entropy.clone(), copy_of(inputs))
     types = [type(value) for value in returned] if isinstance(returned, tuple) else [type(returned)]
     if types[1:] != [Measured]:
         found = ", ".join(kind.__name__ for kind in types)
@@ -86,12 +95,30 @@ def call_objective(trainer: Trainer, logps: Tensor, *arguments: Any) -> tuple[Te
     loss, measured = returned
     rows = tuple(logps.shape[:1])
     _check(method, "a loss", loss, ())
+    if logps.requires_grad and torch.is_grad_enabled() and not _depends_on(loss, logps):
+        raise _error(
+            method, "returned a loss without a gradient: it has to depend on logps, without detach() or item()"
+        )
     _check(method, "Measured.entropy", measured.entropy, rows)
     if measured.keep is not None:
         _check(method, "Measured.keep", measured.keep, rows)
     for name, value in (measured.metrics or {}).items():
         _check(method, f"the metric {name}", value, ())
     return loss, measured
+
+
+def _depends_on(loss: Tensor, logps: Tensor) -> bool:
+    """Whether a gradient goes from a loss to ln pi, or to a weight that an objective has used itself."""
+    unseen, seen = [loss.grad_fn], set()
+    while unseen:
+        node = unseen.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node is logps.grad_fn or isinstance(getattr(node, "variable", None), Parameter):
+            return True
+        unseen += [following for following, _ in node.next_functions]
+    return False
 
 
 def call_advantages(trainer: Trainer, rewards: Tensor, group_size: int) -> Tensor:

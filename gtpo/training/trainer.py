@@ -38,7 +38,7 @@ from gtpo.training.diagnosis import clip_ratios
 from gtpo.training.faults import check_rewards, non_finite_error
 from gtpo.training.generations import EpochOrder, WholeGenerations
 from gtpo.training.held_out import HeldOutEvaluation
-from gtpo.training.hooks import call_advantages, call_objective
+from gtpo.training.hooks import call_advantages, call_objective, copy_of
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.record import Measured, Recorder
@@ -301,7 +301,7 @@ class GRPOTrainer(HeldOutEvaluation):
             raise UsageError(
                 "compute_loss takes a micro-batch of _prepare_inputs, and returns its loss without outputs."
             )
-        grad_rows = self.needs_gradient(inputs) if says_gradient(type(self)) else None
+        grad_rows = self.needs_gradient(copy_of(inputs)) if says_gradient(type(self)) else None
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
         loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)

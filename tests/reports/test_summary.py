@@ -126,3 +126,13 @@ def test_the_last_line_evaluates_your_data_too(flags: str, expected: str, here: 
     (here / "train.jsonl").write_text('{"question": "q", "answer": "1"}\n')
     settings = parsed("--output_dir", "run", "--model", "tiny", *flags.split())
     assert end_lines(settings, [])[-1] == f"Evaluate: python evaluate.py --benchmarks {expected}"
+
+
+def test_a_run_whose_gradient_is_always_0_has_trained_nothing() -> None:
+    """Where the rewards say it already, once."""
+    steps = [row(step, grad_norm=0.0, reward=1.0, frac_reward_zero_std=0.5) for step in range(1, 4)]
+    assert [*find_problems(steps, 64)] == ["still"] and "nothing was trained" in find_problems(steps, 64)["still"]
+    assert not find_problems([*steps, row(4, grad_norm=0.1)], 64)
+    assert not find_problems([row(1, reward=1.0)], 64)  # of a run without norms
+    equal = [line | {"frac_reward_zero_std": 1.0} for line in steps]
+    assert [*find_problems(equal, 64)] == ["constant"]

@@ -119,3 +119,74 @@ def test_an_error_names_the_users_line(raises: bool, build_of: Any) -> None:
     said = "raised KeyError: 'advantage'" if raises else "returned Tensor: expected a pair"
     with pytest.raises(RunError, match=rf"Mine.objective \(test_objective_hook.py, line {line}\) {said}"):
         build_of(Wrapped).train()
+
+
+class InPlace(CannedGRPO):
+    """Changes all that it is given, and each micro-batch again."""
+
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+        inputs["advantages"] *= 0.1
+        inputs["completion_mask"][:, -1] = 0
+        returned = super().objective(logps, token_entropy, inputs)
+        logps.mul_(2.0)
+        token_entropy.zero_()
+        return returned
+
+    def needs_gradient(self, inputs: Values) -> Tensor:
+        found = super().needs_gradient(inputs)
+        inputs["advantages"].zero_()
+        return found
+
+
+class Copied(CannedGRPO):
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+        mask = inputs["completion_mask"].clone()
+        mask[:, -1] = 0
+        changed = {"advantages": inputs["advantages"] * 0.1, "completion_mask": mask}
+        return super().objective(logps, token_entropy, inputs | changed)
+
+    def needs_gradient(self, inputs: Values) -> Tensor:
+        return super().needs_gradient(inputs)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_an_objective_may_change_what_it_is_given(iterations: int, build_of: Any) -> None:
+    """TRL keeps the batch for the next update, the metrics read it after the objective."""
+    settings = {"num_iterations": iterations, "max_steps": 2 * iterations, "learning_rate": 0.3}
+    found = []
+    for kind in (InPlace, Copied):
+        trainer = build_of(kind, **settings)
+        changes = weight_changes(trainer)
+        kept = trainer.recorder.inputs[0]
+        found.append([changes, *(kept[name] for name in ("logps", "token_entropy", "advantages"))])
+    assert all(map(torch.equal, *found)) and found[0][0].any()
+
+
+DETACHED: Values = {
+    "detached": lambda logps, entropy: logps.detach().mean(),
+    "the entropy": lambda logps, entropy: entropy.mean(),
+    "a number": lambda logps, entropy: torch.tensor(1.0),
+    "another leaf": lambda logps, entropy: torch.tensor(1.0, requires_grad=True) * 2,
+    "a new leaf": lambda logps, entropy: logps.detach().requires_grad_().mean(),
+}
+
+
+@pytest.mark.parametrize("kind", DETACHED)
+def test_a_loss_without_a_gradient_is_refused(kind: str, build_of: Any) -> None:
+    class Mine(CannedGRPO):
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+            entropy = completion_entropy(token_entropy, inputs["completion_mask"])
+            return DETACHED[kind](logps, entropy), Measured(entropy)
+
+    with pytest.raises(RunError, match=r"Mine.objective \(.*\) returned a loss without a gradient"):
+        build_of(Mine).train()
+
+
+def test_a_loss_of_the_weights_themselves_has_a_gradient(build_of: Any) -> None:
+    class Decay(CannedGRPO):
+        def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Values) -> Any:
+            weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+            entropy = completion_entropy(token_entropy, inputs["completion_mask"])
+            return torch.stack([weight.square().sum() for weight in weights]).sum(), Measured(entropy)
+
+    assert weight_changes(build_of(Decay)).any()
