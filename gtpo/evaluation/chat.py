@@ -41,11 +41,13 @@ def main() -> None:
         logger.warning("the tiny model knows one kind of question: word problems like those of --dataset arithmetic")
     prompts = choose_prompts({}, targets, model)
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
-    sampler = TransformersSampler(model, how, prompts[0])
+    sampler = TransformersSampler(model, how)
+    tokenizers = []
+    for target, prompt in zip(targets, prompts, strict=True):
+        tokenizers.append(load_prompt_tokenizer(sampler, target.adapter, prompt))
     for question in [flags.question] if flags.question else questions():
         problems = [Problem("question", question, "")]
-        for target, prompt in zip(targets, prompts, strict=True):
-            tokenizer = load_prompt_tokenizer(sampler, target.adapter, prompt)
+        for target, prompt, tokenizer in zip(targets, prompts, tokenizers, strict=True):
             requests = make_requests(sampler, problems, how, prompt, tokenizer)
             ((row,),) = sampler.sample(requests, set(), target.adapter)
             title = target.label or f"{'' if asked else 'base '}model ({short_name(model)})"

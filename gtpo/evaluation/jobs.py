@@ -189,10 +189,10 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
             if not flags.overwrite:
                 storage.check_settings(job.path, settings, asked.rows)
             jobs.append(job)
-    load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how, prompts[0])
+    load: Callable[[], Sampler] = partial(sampling.TransformersSampler, model, how)
     if backend == "vllm":
         rank = targets.max_lora_rank(evaluated)
-        load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization, prompts[0])
+        load = partial(sampling.VLLMSampler, model, how, rank, flags.gpu_memory_utilization)
     return EvaluationPlan(jobs, how, cache(load), flags.overwrite)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.tokenizer import (
+    PLAIN_TEMPLATE,
     assistant_prefill,
     encode_prompt,
     end_of_turn,
@@ -28,6 +29,9 @@ from gtpo.evaluation.storage import Key, Keys, Questions, Rows
 from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter, until_end
+
+# Of the tokenizer that pads and decodes, for all targets: neither a target's template nor its end of a turn.
+WITHOUT_TEMPLATE = PromptArguments(chat_template=PLAIN_TEMPLATE)
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,15 @@ def choose_sampler(backend: str, tiny: bool) -> str:
 
 
 def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: PromptArguments) -> Any:
-    """The tokenizer that writes the prompts: the one saved with the adapter, or the base model's."""
+    """The tokenizer that writes the prompts of one target: the one saved with the adapter, or the base model's.
+
+    It is read anew: ``prompt`` changes its chat template, which is that of no other target.
+    """
     from transformers import AutoTokenizer
 
     if adapter is None or not (adapter / "tokenizer_config.json").is_file():
-        return sampler.tokenizer
+        tokenizer, _ = load_tokenizer(sampler.base, source_options(sampler.base), prompt)
+        return tokenizer
     tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
     prepare_tokenizer(tokenizer, str(adapter), None, prompt)
     return tokenizer
@@ -97,7 +105,7 @@ def make_requests(
 ) -> list[Request]:
     """k requests per problem, in the order of the benchmark; by default the paper's prompt and the base's tokenizer."""
     prompt = prompt or PromptArguments()
-    tokenizer = tokenizer or sampler.tokenizer
+    tokenizer = tokenizer or load_prompt_tokenizer(sampler, None, prompt)
     prefill = assistant_prefill(tokenizer, prompt)
     end = end_of_turn(tokenizer)
     end_ids = () if end is None else (end,)
@@ -148,9 +156,10 @@ def plan_batches(requests: Requests, batch_size: int) -> list[list[Request]]:
 class TransformersSampler:
     """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU; bfloat16 or 4 bits on a GPU."""
 
-    def __init__(self, model: str, sampling: Sampling, prompt: PromptArguments | None = None) -> None:
+    def __init__(self, model: str, sampling: Sampling) -> None:
+        self.base = model
         self.sampling = sampling
-        self.model, self.tokenizer = load_base(model, sampling.load_in_4bit, prompt=prompt)
+        self.model, self.tokenizer = load_base(model, sampling.load_in_4bit, prompt=WITHOUT_TEMPLATE)
         if gpu_is_available() and not getattr(self.model, "is_quantized", False):
             self.model.to("cuda")
         self.model.eval()
@@ -243,7 +252,6 @@ class VLLMSampler:
         sampling: Sampling,
         lora_rank: int | None,
         gpu_memory_utilization: float = 0.9,
-        prompt: PromptArguments | None = None,
     ) -> None:
         """Start the engine; ``lora_rank`` is the largest of the adapters, None without adapters."""
         disable_flashinfer_sampler()
@@ -253,12 +261,13 @@ class VLLMSampler:
 
         from gtpo.forward.vllm_lora import lora_options
 
+        self.base = model
         self.sampling = sampling
         dtype = "float32"
         if torch.cuda.is_available():
             dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         lora = {} if lora_rank is None else lora_options(lora_rank)
-        self.tokenizer, config = load_tokenizer(model, source_options(model), prompt)
+        self.tokenizer, config = load_tokenizer(model, source_options(model), WITHOUT_TEMPLATE)
         longest = int(config.get_text_config().max_position_embeddings)
         self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
         self.llm = LLM(

@@ -246,8 +246,9 @@ def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
     """A run trained with <think> is not scored 0.0 because its template writes the opening tag."""
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>", system_prompt="none")
     tokenizer = with_template(THINKS)
-    sampler = SimpleNamespace(tokenizer=tokenizer, context_length=999)
-    [request] = make_requests(sampler, [Problem("a", "1 + 1?", "2")], Sampling(k=1, max_new_tokens=9), prompt)
+    problems = [Problem("a", "1 + 1?", "2")]
+    sampler = SimpleNamespace(context_length=999)
+    [request] = make_requests(sampler, problems, Sampling(k=1, max_new_tokens=9), prompt, tokenizer)
     assert tokenizer.decode(request.prompt_ids) == "[user]1 + 1?<eos>[assistant]<think>\n"
     written = tokenizer.encode("2</think><answer>2</answer>", add_special_tokens=False)
     row = to_row(request, written, True, tokenizer)

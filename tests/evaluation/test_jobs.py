@@ -147,7 +147,7 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     plan = plan_evaluation(flags)
     assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
     assert plan.load() is plan.load()
-    assert started == [(str(tiny), plan.sampling, 4, 0.5, PromptArguments())]
+    assert started == [(str(tiny), plan.sampling, 4, 0.5)]
 
 
 def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Texts, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from helpers.refusals import refused
 from helpers.results import files_up_to
 from helpers.scripts import ROOT, Command
 from pytest import mark, raises
-from transformers import AutoTokenizer
 
 from gtpo.arguments import ModelArguments, PromptArguments
 from gtpo.data.load import load_benchmark
@@ -44,7 +43,7 @@ class Canned:
     """A sampler that answers with the id of the request, two at a time."""
 
     context_length = 1000
-    tokenizer = AutoTokenizer.from_pretrained(TINY_BASE)
+    base = str(TINY_BASE)
 
     def sample(self, requests: Sequence[Request], done: set[Key], *_: object) -> Iterator[list[dict]]:
         rows = [
