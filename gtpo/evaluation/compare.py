@@ -6,7 +6,7 @@ taken per problem. This removes the variance of problem difficulty, most of the 
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, PromptArguments, fields_of
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entries, Entry, Groups, by_benchmark, grouped, read_entries
+from gtpo.evaluation.records import Entries, Entry, Groups, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out, trained_on_text
@@ -27,6 +27,7 @@ from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_diffe
 logger = logging.getLogger(__name__)
 
 _HOW = (*fields_of([Sampling, PromptArguments]), "backend", "grader")  # settings that may differ
+_GRADED_BY = {"code": "files of --grader", "grading": "files of gtpo/grading", "math-verify": "math-verify"}
 _OF_METHODS = {"method", "objective", "use_bias_correction_kl", *fields_of([GTPOArguments])}
 
 
@@ -42,6 +43,7 @@ class Comparison:
     metric: str  # such as maj@64
     names: Names
     values: list[NDArray]  # 0 to 1, for each side. Shape (seeds, problems)
+    single: Sequence[str] = ()  # sides that are one trained run
 
     @property
     def scores(self) -> list[NDArray]:
@@ -161,10 +163,16 @@ def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[
     _check_comparable(benchmark, names, everything)
     k = min(entry.k for entry in everything)
     of_sides = [[_per_problem(entry, k) for entry in side] for side in pair]
+    single = [name for name, side in zip(names, pair, strict=True) if len(side) == 1 and _is_trained(side[0])]
     for metric in of_sides[0][0]:
         if all(metric in scores for scores in chain(*of_sides)):
             values = [np.array([scores[metric] for scores in side]) for side in of_sides]
-            yield Comparison(benchmark, metric, names, values)
+            yield Comparison(benchmark, metric, names, values, single)
+
+
+def _is_trained(entry: Entry) -> bool:
+    """Whether the weights are those of a run, or an adapter, and not a base."""
+    return bool(entry.origin.adapter) or RunDirectory(Path(entry.origin.model).parent).is_ours
 
 
 def _per_problem(entry: Entry, k: int) -> dict[str, list[float]]:
@@ -192,10 +200,18 @@ def _check_comparable(benchmark: str, names: Names, entries: Entries) -> None:
     if len(problems) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
-    first, *others = (entry.settings | entry.graded_by for entry in entries)
-    differing = [name for name in _HOW if any(other.get(name) != first.get(name) for other in others)]
-    if differing:
+    if differing := _differing(_HOW, [entry.settings | entry.graded_by for entry in entries]):
         logger.warning("%s and %s were evaluated with different --%s", *names, ", --".join(differing))
+    graders = [{"grading": entry.graded_by.get("git_revision")} | entry.graded_by for entry in entries]
+    if "grader" not in differing and (differing := _differing(_GRADED_BY, graders)):
+        changed = ", ".join(_GRADED_BY[name] for name in differing)
+        logger.warning("%s and %s were graded with different %s: evaluate.py --regrade", *names, changed)
+
+
+def _differing(names: Iterable[str], settings: Sequence[Stored]) -> list[str]:
+    """The names of the settings that are not the same everywhere."""
+    first, *others = settings
+    return [name for name in names if any(other.get(name) != first.get(name) for other in others)]
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
@@ -214,7 +230,11 @@ def _block(comparisons: Sequence[Comparison]) -> str:
         about += f"; ± standard error over {one} and {other} seeds"
     header = ["Score", *names, "Difference", "95 % interval", "Win / loss / tie"]
     table = lay_out([header, *map(_cells, comparisons)], headers=1)
-    return "\n".join([f"{second} minus {first}, in points", about, *table])
+    lines = [f"{second} minus {first}, in points", about]
+    if single := comparisons[0].single:
+        runs = " and of ".join(map(printable, single))
+        lines.append(f"One run of {runs}: another seed may differ by more; python -m study compare pairs seeds")
+    return "\n".join([*lines, *table])
 
 
 def _cells(comparison: Comparison) -> list[str]:

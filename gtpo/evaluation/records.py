@@ -98,7 +98,7 @@ class Entry:
     intervals: dict  # metric -> k' -> 95 % interval in percent
     settings: dict  # everything that determines the completions
     origin: Origin  # its keys are keys of the entry in the file
-    graded_by: dict = field(default_factory=dict)  # --grader, None for ours; versions of the grader, and its timeouts
+    graded_by: dict = field(default_factory=dict)  # --grader, None for ours; hashes, versions, and its timeouts
     per_problem: list[ProblemScores]  # in the order of the benchmark
 
     @classmethod

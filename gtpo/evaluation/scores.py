@@ -18,7 +18,7 @@ from gtpo.evaluation.storage import find_completion_files, key_of, keys_of, read
 from gtpo.files import read_regular, write_atomically
 from gtpo.prompts import PromptFormat
 from gtpo.runs.directory import RunDirectory
-from gtpo.runs.provenance import git_revision, prompt_keys
+from gtpo.runs.provenance import code_of, git_revision, hash_of_code, prompt_keys
 
 Graded = tuple[Sequence[str | None], Sequence[bool]]  # answers of a problem's completions; whether they are correct
 Verdicts = Mapping[str, Graded]  # by the end of the names of metrics: "" for the grader, _lenient
@@ -64,6 +64,8 @@ def grade(path: Path, problems: Problems) -> Entry:
         origin=head.origin,
         graded_by={
             "grader": problems.graded_by,
+            "code": code_of(problems.graded_by or ""),
+            "grading": hash_of_code(Path(grading.__file__).parent),
             "git_revision": git_revision(),
             "math-verify": importlib.metadata.version("math-verify"),
             "timeouts": grading.timeouts() - timeouts_before,

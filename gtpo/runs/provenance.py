@@ -135,6 +135,15 @@ def code_of(name: str) -> dict[str, str]:
     return found
 
 
+@cache
+def hash_of_code(directory: Path) -> str:
+    """A hash of the code and tables in a directory: they may differ from the commit that ``git_revision`` names."""
+    digest = hashlib.sha256()
+    for path in sorted([*directory.glob("*.py"), *directory.glob("*.yaml")]):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
 def prompt_keys(prompts: Iterable[Any]) -> list[bytes]:
     """8 bytes of a hash of each prompt, text or conversation; system prompt and white space do not count."""
     keys = []

@@ -5,12 +5,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers.files import read_json
+from helpers.files import read_json, write_settings
 from helpers.refusals import refused
 from helpers.scripts import Command
 from pytest import CaptureFixture, MonkeyPatch, approx, fail
 
 from gtpo.data.load import load_benchmark
+from gtpo.evaluation.arguments import EvaluationArguments
+from gtpo.evaluation.jobs import plan_evaluation
+from gtpo.evaluation.sampling import Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import read_completions
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
@@ -38,7 +41,7 @@ def test_base_and_adapters_side_by_side(
     adapters_of = ["outputs/older/adapter", "outputs/older/best"]
     assert [entry["adapter"] for entry in entries.values()] == [None, *adapters_of]
     graded_by = entries["older"]["graded_by"]
-    assert graded_by.keys() == {"grader", "git_revision", "math-verify", "timeouts"}
+    assert graded_by.keys() == {"grader", "code", "grading", "git_revision", "math-verify", "timeouts"}
     completions = {label: read_completions(directory / label / "arithmetic.jsonl")[1] for label in entries}
     texts = [[row["completion"] for row in rows] for rows in completions.values()]
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -59,6 +62,39 @@ def test_base_and_adapters_side_by_side(
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
     with refused("adapter"):  # another one, before a model is loaded
         run_evaluate(*SMALL, "--runs", "outputs/older")
+
+
+ENDS_WITH_BOS = "{% for m in messages %}: {{ m.content }}{% if m.role == 'assistant' %}<s>{% endif %}{% endfor %}"
+
+
+def test_a_score_does_not_depend_on_the_order_of_runs(
+    outputs: Path, adapters: list[Path], tiny: Path, run_evaluate: Command
+) -> None:
+    """Neither the template of the first run nor the end of its turns is that of the others, which have none."""
+    write_settings(outputs / "older" / "config.yaml", {"model": "tiny", "chat_template": ENDS_WITH_BOS})
+    shutil.copytree(adapters[1], "foreign")
+    argv = [*SMALL, "--runs"]
+    run_evaluate(*argv, "outputs/older", "foreign", "outputs/demo/newer", "--output_dir", "one")
+    run_evaluate(*argv, "outputs/demo/newer", "foreign", "outputs/older", "--output_dir", "two")
+    run_evaluate(*argv, "foreign", "--output_dir", "alone")
+    for label in ("older", "foreign", "demo-newer"):
+        one, two = (Path(name) / label / "arithmetic.jsonl" for name in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+    assert Path("alone/foreign/arithmetic.jsonl").read_bytes() == Path("one/foreign/arithmetic.jsonl").read_bytes()
+
+
+def test_a_sampler_ends_completions_as_its_base_does(outputs: Path) -> None:
+    """With the tokens of the base alone: those of a target's template are of its requests."""
+    write_settings(outputs / "older" / "config.yaml", {"model": "tiny", "chat_template": ENDS_WITH_BOS})
+    plan = plan_evaluation(EvaluationArguments(["arithmetic"], runs=["outputs/older", "base"], output_dir="out"))
+    sampler = plan.load()
+    ends = []
+    for job in plan.jobs:
+        prompt = job.head.prompt
+        tokenizer = load_prompt_tokenizer(sampler, job.adapter, prompt)
+        [request] = make_requests(sampler, job.problems.rows[:1], Sampling(k=1), prompt, tokenizer)
+        ends.append(tokenizer.convert_ids_to_tokens(request.end_ids))
+    assert sampler.end_ids == [sampler.tokenizer.eos_token_id] and ends == [["<s>"], ["<s>"]]
 
 
 def test_missing_completions_are_sampled_as_before(tiny: Path, tmp_path: Path, run_evaluate: Command) -> None:

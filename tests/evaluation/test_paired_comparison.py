@@ -161,6 +161,42 @@ def test_another_way_of_sampling_is_named(caplog: LogCaptureFixture) -> None:
     assert caplog.messages == [f"a and b were evaluated with different --{named}"]
 
 
+GRADED = {"grader": "g.py:ok", "code": {"g.py:ok": "1", "h.py": "1"}, "grading": "1", "math-verify": "0.8"}
+
+
+@mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (GRADED, {"timeouts": 3, "git_revision": "of another day"}, ""),
+        (GRADED, {"code": {"g.py:ok": "1", "h.py": "2"}}, "files of --grader"),
+        (GRADED, {"grading": "2", "math-verify": "0.9"}, "files of gtpo/grading, math-verify"),
+        ({"git_revision": "a"}, {"git_revision": "b"}, "files of gtpo/grading"),  # of earlier revisions
+        ({"git_revision": "a"}, {"grading": "1"}, "files of gtpo/grading"),
+    ],
+)
+def test_a_grader_that_has_changed_is_named(first: dict, second: dict, named: str, caplog: LogCaptureFixture) -> None:
+    """The second of three evaluations has another one."""
+    entries = [entry(name, ["10"], graded_by=first | more) for name, more in (("a", {}), ("b", second), ("c", {}))]
+    compared(*entries)
+    expected = f"a and b were graded with different {named}: evaluate.py --regrade"
+    assert caplog.messages == ([expected] if named else [])
+
+
+ADAPTER = Origin("some/model", "outputs/some/adapter")
+
+
+def test_one_run_of_a_side_is_said(tmp_path: Path) -> None:
+    """Another seed may differ by more than the interval over problems; a base has no seeds."""
+    base = entry("base", ["10"])
+    a, *b = (entry(name, ["11"], origin=ADAPTER) for name in ("a", "b-s1", "b-s2"))
+    full = entry("full", ["11"], origin=Origin(str(fake_run(tmp_path / "full", {"method": "grpo"}).path / "model")))
+    said = []
+    for entries in ([base, a], [a, *b], [base, *b], [b[0], b[1]], [base, full]):
+        lines = format_comparisons(compare_sides(group_seeds(entries))).splitlines()
+        said.append([line.partition(":")[0] for line in lines if "another seed may differ by more" in line])
+    assert said == [["One run of a"], ["One run of a"], [], ["One run of b-s1 and of b-s2"], ["One run of full"]]
+
+
 # Directories
 
 

@@ -1,11 +1,12 @@
 """A function of the user as the grader, from the flags to the scores."""
 
+import sys
 from pathlib import Path
 
 from helpers.files import read_json, write_lines
 from helpers.refusals import refused
 from helpers.scripts import Command
-from pytest import fixture, raises
+from pytest import LogCaptureFixture, fixture, raises
 
 from gtpo.data.load import Problem
 from gtpo.errors import RunError
@@ -86,3 +87,23 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, run_evaluate: C
         path.write_text(text.replace('"completion": "', '"completion": "Write one.', count))
         entry = run("--regrade", "--output_dir", "out", "--grader", "grader.py:same_prompt")
         assert [p["correct"] for p in entry["per_problem"]] == marks
+
+
+def test_compare_names_a_grader_whose_file_has_changed(
+    tiny: Path, mine: Path, run_evaluate: Command, caplog: LogCaptureFixture
+) -> None:
+    """And one whose helper has changed; graded alike, nothing is said."""
+    code = "from helper import VALUE\n\ndef ok(completions, **_):\n    return [VALUE] * len(completions)\n"
+    Path("ok.py").write_text(code)
+    argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 1, "--max_new_tokens", 2, "--grader", "ok.py:ok"]
+    for name, value in (("a", 1), ("b", 1), ("c", 0)):
+        Path("helper.py").write_text(f"VALUE = {value}\n")
+        sys.modules.pop("helper", None)
+        run_evaluate(*argv, "--output_dir", name)
+    label = next(Path("a").glob("*/mine.json")).parent.name
+    for other in "bc":
+        caplog.clear()
+        run_evaluate("--compare", f"a/{label}", f"{other}/{label}")
+        said = [message for message in caplog.messages if "graded with different" in message]
+        end = "were graded with different files of --grader: evaluate.py --regrade"
+        assert said == ([f"{label} and c/{label}/{label} {end}"] if other == "c" else [])
