@@ -453,9 +453,17 @@ def deferring(reward: Any) -> Any:
 
 
 def says_gradient(trainer: type[GRPOTrainer]) -> bool:
-    """Whether the class that has the objective also has ``needs_gradient``."""
-    owner = next(cls for cls in trainer.__mro__ if {"objective", "needs_gradient"} & vars(cls).keys())
-    return "needs_gradient" in vars(owner)
+    """Whether the class that has the objective also has ``needs_gradient``.
+
+    An objective that ``functools.wraps`` another one has a gradient at the same tokens: the class of that one counts.
+    """
+    for cls in trainer.__mro__:
+        own = vars(cls)
+        if "needs_gradient" in own:
+            return True
+        if "objective" in own and not hasattr(own["objective"], "__wrapped__"):
+            return False
+    return False
 
 
 @dataclass(init=False)
