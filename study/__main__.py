@@ -21,7 +21,7 @@ from gtpo.runs.script import run_script
 from paper.runner import slots_of
 from study import Words
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
-from study.compare import PLAN, plan_text, refuse_dirty, run_comparison, state_text, write_page
+from study.compare import PLAN, found_text, plan_text, refuse_dirty, run_comparison, state_text, write_page
 from study.storage import store
 
 Flags = argparse.Namespace
@@ -66,7 +66,7 @@ def compare(flags: Flags) -> Words:
     refuse_dirty(flags.dirty)
     failures = run_comparison(comparison, seeds, slots_of("tiny", flags.gpus, flags.jobs))
     command = shlex.join(["python", "-m", "study", *sys.argv[1:]])
-    print(*write_page(comparison, comparison.directory, command), sep="\n")
+    print(found_text(comparison), *write_page(comparison, comparison.directory, command), sep="\n")
     return failures
 
 

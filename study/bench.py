@@ -24,6 +24,7 @@ from study.comparison import rate_rows
 RESULTS = Path("results")
 OF_PRESET = "preset"  # the rate of a base of your own, where no other is given
 Runs = Sequence[Experiment]
+YOURS = {"arm": "FILE.py:Class, or a YAML file of settings", "base": "the directory or Hub id of your model"}
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
 
 
@@ -145,6 +146,9 @@ class Comparison(SimpleNamespace):
         self.name = name
         self.is_own = is_own
         self.arms = arms_of(spec["arms"])
+        if len({arm.name for arm in self.arms}) < max(2, len(self.arms)):
+            words = " ".join(spec["arms"])
+            raise UsageError(f"--arms {words}: name two or more, each once; the first is subtracted from the others.")
         self.bases = bases_of(spec)
         if "rates" not in given and any(base.name not in read_experiments()["bases"] for base in self.bases):
             self.rates = [OF_PRESET]
@@ -343,7 +347,8 @@ def pick(kind: str, word: str, known: Values) -> Any:
     """An entry of study/experiments.yaml by its name."""
     if word not in known:
         names = ", ".join(known)
-        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {names}.")
+        also = f", or {YOURS[kind]}" if kind in YOURS else ""
+        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {names}{also}.")
     return known[word]
 
 

@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -16,8 +16,9 @@ import numpy as np
 
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
-from gtpo.reports.curves import LEAST_SEEDS, add_legend, grid, half_width_of
-from gtpo.runs.provenance import git_revision, hashes_of, provenance, why_unlike
+from gtpo.reports.curves import add_legend, grid, half_width_of
+from gtpo.runs.directory import RunDirectory, completions_of_step
+from gtpo.runs.provenance import code_of, git_revision, hashes_of, provenance, why_unlike
 from paper.figures import LABELS, WIDTH, plot_curves
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
@@ -25,17 +26,31 @@ from paper.runner import run_all
 from study import Numbers, Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison, Runs
 from study.choices import by_generation, chosen_by_halves, with_copies
-from study.comparison import Pair, add_holm, compare
+from study.comparison import Pair, add_holm, compare, made_differently
 from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origin_of, origins_in, read_json, read_origins
 
 PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
+LEAST = 5  # seeds that give a verdict
+SETTINGS_SHOWN = {  # of every arm, in config.yaml -> on the page
+    "learning_rate": "learning rate",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "warmup steps",
+    "num_generations": "G",
+    "max_completion_length": "tokens of a completion",
+    "lora_rank": "LoRA rank",
+    "beta": "β",
+    "temperature": "temperature",
+    "reward": "reward",
+    "dataset": "dataset",
+}
+OF_PROBLEMS = ["completions/clipped_ratio", "frac_reward_zero_std", "reward", "reward_std"]  # metrics that show them
 TABLE = ("pass@1 sampled", "pass@1 greedy", "formatting late", "entropy late", "step_time mean")
 
 
 class Found(NamedTuple):
-    """The results from one base, condensed or of this machine; ``origins`` by run, ``rates`` by arm.
+    """The results from one base, condensed or of this machine, in ``place``; ``origins`` by run, ``rates`` by arm.
 
     ``chosen``: name of a choice -> arm -> seed -> rate; the runs at these are also there under the choice's name.
     """
@@ -44,6 +59,7 @@ class Found(NamedTuple):
     results: Results
     origins: Values
     rates: Values
+    place: Path = Path()
     chosen: Mapping[str, Row] = MappingProxyType({})
 
     def at(self, view: str) -> "Found":
@@ -56,16 +72,49 @@ class Found(NamedTuple):
 
     def pair(self, comparison: Comparison, arm: Arm, minus: Arm | None = None) -> Pair:
         """An arm and the one that is subtracted, the first, at seeds that both have from one revision and machine."""
-        names = [self.name(minus or comparison.arms[0]), self.name(arm)]
+        first = minus or comparison.arms[0]
+        names = [self.name(first), self.name(arm)]
+        own: list[str] = []
+        for each in (first, arm) if self.place.is_dir() else ():
+            own += code_of(each.settings.get("objective", ""))
         same: list[int] = []
         mixed: list[int] = []
+        unlike: dict[int, Words] = {}
         for seed in comparison.seeds:
             if all((name, seed) in self.results.runs for name in names):
-                origins = [self.origins.get(f"{name}-s{seed}") for name in names]
-                (mixed if why_unlike(*origins) else same).append(seed)
+                labels = [f"{name}-s{seed}" for name in names]
+                one, other = map(self.made_from, labels)
+                if changed := made_differently(one, other, own):
+                    unlike[seed] = changed
+                else:
+                    (mixed if why_unlike(*map(self.origins.get, labels)) else same).append(seed)
         window, base = comparison.window, self.base
+        made_from = sorted({name for changed in unlike.values() for name in changed})
+        where = (base.benchmark_name, base.name)
         prompts = {self.name(each): each.prompts for each in comparison.arms}
-        return Pair(self.results, names, same, window, base.benchmark_name, base.name, len(mixed), prompts)
+        return Pair(self.results, names, same, window, *where, len(mixed), prompts, len(unlike), made_from)
+
+    def made_from(self, label: str) -> Row:
+        """Hashes of the rows and files that a run of this machine was made from."""
+        return dict(RunDirectory(self.place / label).read_environment().get("made_from", {}))
+
+    def problems(self, comparison: Comparison, arm: Arm) -> dict[int, dict[str, str]]:
+        """Seed -> what makes a run of an arm useless, as its own last lines say; empty for a run without problems."""
+        from gtpo.reports.summary import find_problems  # it imports Transformers
+
+        found = {}
+        for seed in comparison.seeds:
+            run = (self.name(arm), seed)
+            if run in self.results.runs:
+                rows = self.results.runs[run].filter(OF_PROBLEMS).reset_index().to_dict("records")
+                stored = RunDirectory(self.place / "{}-s{}".format(*run)).read_config()
+                found[seed] = find_problems(rows, stored.get("max_completion_length"))
+        return found
+
+    def are_useless(self, arms: Sequence[Arm], comparison: Comparison) -> bool:
+        """Whether every run of two arms has a problem: their difference says nothing."""
+        every = [self.problems(comparison, each) for each in arms]
+        return all(of_arm and all(of_arm.values()) for of_arm in every)
 
 
 def found_of(comparison: Comparison, base: Base) -> Found:
@@ -79,10 +128,10 @@ def found_of(comparison: Comparison, base: Base) -> Found:
         if name in comparison.run_names:
             origins[label] = origin
     if comparison.choices:
-        return with_choices(comparison, Found(base, results, origins, comparison.chosen_rates(results)))
+        return with_choices(comparison, Found(base, results, origins, comparison.chosen_rates(results), place))
     chooser = comparison.chooser(base)
     rated = results if chooser is base else read_results([comparison.stored(chooser), comparison.place(chooser)])
-    return Found(base, results, origins, comparison.chosen_rates(rated))
+    return Found(base, results, origins, comparison.chosen_rates(rated), place)
 
 
 def with_choices(comparison: Comparison, found: Found) -> Found:
@@ -193,9 +242,10 @@ def state_text(comparison: Comparison, seeds: Seeds) -> str:
 
 
 def page_values(comparison: Comparison, tables: Sequence[Row]) -> Row:
-    """``unit``: the half width of an interval of these seeds for pairs with a standard deviation of 1."""
-    unit = half_width_of(1, max(LEAST_SEEDS, len(comparison.seeds)))
-    return {"comparison": comparison, "tables": tables, "unit": unit}
+    """``unit``: the half width of an interval of these seeds, or of the least that give a verdict, for pairs with a
+    standard deviation of 1."""
+    unit = half_width_of(1, max(LEAST, len(comparison.seeds)))
+    return {"comparison": comparison, "tables": tables, "unit": unit, "least": LEAST}
 
 
 def check_commands(comparison: Comparison, runs: Runs) -> None:
@@ -270,8 +320,12 @@ def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
             found_rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
         else:
             found_rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
+        useless = [found.are_useless((minus, arm), comparison) for found in views]
+        if len(found_rows) < len(every):  # of all bases
+            useless = [all(useless)]
         shared = {"measure": measure, "arm": arm, "minus": minus, "needs_p": comparison.needs_p}
-        rows += [{**row, **shared} for row in found_rows]
+        for row, is_useless in zip(found_rows, useless, strict=True):
+            rows.append({**row, **shared, "are_useless": is_useless})
     if len(rows) > 1:
         add_holm(rows)
     return rows
@@ -291,11 +345,56 @@ def table_of(comparison: Comparison, found: Found) -> Row:
             "arm": arm,
             "seeds": len(pair.seeds),
             "mixed": pair.mixed,
+            "unlike": pair.unlike,
+            "made_from": pair.made_from,
             "lost": pair.lost(has_fallen),
             "measures": {name: pair.row(name) for name in (*comparison.measures, *TABLE)},
         }
         rows.append(row)
     return {"base": found.base, "rates": found.rates, "chosen": found.chosen, "untrained": untrained, "rows": rows}
+
+
+def full_tables(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
+    """The tables of all bases, with the problems of their runs, and what these were trained with."""
+    tables = []
+    for found in every:
+        more = {"problems": problem_rows(comparison, found), "settings": settings_rows(comparison, found)}
+        tables.append(table_of(comparison, found) | more)
+    return tables
+
+
+def problem_rows(comparison: Comparison, found: Found) -> list[Row]:
+    """Each problem of an arm's runs: how many of them have it, and what the first of these says."""
+    rows = []
+    for arm in comparison.arms:
+        of_seeds = [*found.problems(comparison, arm).values()]
+        for name in dict.fromkeys(chain(*of_seeds)):
+            texts = [of_run[name] for of_run in of_seeds if name in of_run]
+            rows.append({"arm": arm, "count": len(texts), "runs": len(of_seeds), "text": texts[0]})
+    return rows
+
+
+def settings_rows(comparison: Comparison, found: Found) -> list[Row]:
+    """What the runs of each arm were trained with, by the first one that is there; a plan has it before the runs."""
+    rows: list[Row] = []
+    for arm in comparison.arms:
+        for seed in [] if comparison.name else comparison.seeds:
+            run = RunDirectory(found.place / f"{found.name(arm)}-s{seed}")
+            stored = run.read_config()
+            if not stored:
+                continue
+            values = {label: stored[key] for key, label in SETTINGS_SHOWN.items() if key in stored}
+            values["completions a step"] = completions_of_step(stored, run.read_environment())
+            values |= {f"hash of {name}": text for name, text in found.made_from(run.path.name).items()}
+            rows.append({"arm": arm, "values": values})
+            break
+    return rows
+
+
+def found_text(comparison: Comparison) -> str:
+    """What was found, as the screen shows it: problems of the runs, and the table of the page."""
+    every = every_view(comparison, every_found(comparison))
+    return render("found.txt", page_values(comparison, full_tables(comparison, every)))
 
 
 # The plan and the page
@@ -333,7 +432,7 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
         "revisions": revisions,
         "machines": len(machines),
         "plan": plan_state(comparison, revisions),
-        **page_values(comparison, [table_of(comparison, found) for found in every_view(comparison, every)]),
+        **page_values(comparison, full_tables(comparison, every_view(comparison, every))),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_figure(comparison, every, directory / FIGURE)

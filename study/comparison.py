@@ -1,6 +1,6 @@
 """Two arms paired by seed: interval of the mean difference, exact p, Holm's correction, the best rate of each."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 from types import MappingProxyType
@@ -10,11 +10,12 @@ import numpy as np
 
 from paper.figures import mean_of
 from paper.results import Results
-from study import Numbers, Row, Seeds, Words
+from study import Numbers, Row, Seeds, Values, Words
 from study.measures import Curve, SeedRuns, measure_of
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
 MEANS = ("accuracy", "formatting", "entropy")
+SETS_OF_ROWS = {"rows": "set of training rows", "held_out": "set of held-out rows"}  # in ``made_from``
 
 
 class Pair(NamedTuple):
@@ -28,6 +29,8 @@ class Pair(NamedTuple):
     base: str = ""  # its name
     mixed: int = 0  # seeds that are left out, because their runs are of two origins
     prompts: Mapping[str, int] = MappingProxyType({})  # name -> prompts a generation
+    unlike: int = 0  # seeds that are left out, because their runs were made from other rows or rewards
+    made_from: Words = ()  # what differs between those
 
     def runs(self) -> list[SeedRuns]:
         return [SeedRuns(self.results, seed, self.window) for seed in self.seeds]
@@ -55,6 +58,18 @@ class Pair(NamedTuple):
         """How many runs of each arm are lost, and McNemar's p."""
         first, second = [[is_lost(runs, name) for runs in self.runs()] for name in self.names]
         return {"grpo": sum(first), "gtpo": sum(second), "p": mcnemar_p(first, second)}  # the arms of most pages
+
+
+def made_differently(first: Values, second: Values, own: Collection[str] = ()) -> list[str]:
+    """What two runs were made from another one of: rows, and files of rewards; ``own``: files of one's objective.
+
+    ``first`` and ``second``: hashes by name, as in environment.json; of condensed runs there are none.
+    """
+    if not (first and second):
+        return []
+    compared = (first.keys() & second.keys()) | ((first.keys() ^ second.keys()) - {*own})
+    changed = sorted(name for name in compared if first.get(name) != second.get(name))
+    return [SETS_OF_ROWS.get(name, name) for name in changed]
 
 
 def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from gtpo.arguments import GTPOArguments, Settings
 from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
+from gtpo.errors import UsageError
 from gtpo.runs.script import run_script
 from study import SETTINGS, Row
 from study.bench import Base, Comparison
+from study.comparison import made_differently
 
 
 def with_measures(trainer: Any) -> Any:
@@ -64,6 +66,10 @@ def check(comparison: Comparison) -> list[Base]:
                 words = run.argv[2 * base.with_measures :]  # without -m study.train
                 sys.argv = ["study", *words, "--output_dir", str(run.run.path.with_name("checked"))]
                 settings = main(only_read=True)
+                stored = run.run.read_environment().get("made_from", {})
+                if changed := made_differently(stored, settings.made_from, ["held_out"]):
+                    what = f"{run.run.path} was made with another {', '.join(changed)}"
+                    raise UsageError(f"{what}, which has changed since: name another --output_dir.")
             found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
     finally:
         sys.argv = given

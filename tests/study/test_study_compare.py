@@ -12,6 +12,7 @@ import pytest
 from helpers.files import read_json, tables_of, write_json
 from helpers.refusals import refused
 from helpers.results import results_of
+from helpers.runs import fake_run
 from helpers.scripts import ROOT
 
 from gtpo.runs.provenance import trainer_of, why_unlike
@@ -23,6 +24,7 @@ from study.compare import (
     Found,
     check_commands,
     every_found,
+    found_text,
     plan_state,
     plan_text,
     pooled_row,
@@ -294,6 +296,128 @@ def test_a_pair_of_two_origins_is_left_out() -> None:
     [row] = primary_rows(comparison, [found])
     assert (row["seeds"], row["means"], row["mean"], row["p"]) == (3, [40.0, 42.0], 2.0, 0.25)
     assert table_of(comparison, found)["rows"][0]["mixed"] == 1
+
+
+GOOD = {"completions/clipped_ratio": 0.0, "reward": 1.0, "reward_std": 0.5}
+CUT = GOOD | {"completions/clipped_ratio": 0.97}
+ZERO = GOOD | {"reward": 0.0, "reward_std": 0.0}
+HASHES = {"rows": "r", "rw.py:f": "f", "helper.py": "h"}
+
+
+def train(comparison: Comparison, ends: dict[str, Any], hashes: dict[str, Any]) -> None:
+    """Runs of this machine, with the last lines of "base arm seed", and what they were made from; the others are good.
+
+    The second arm is better by 1 to 6 points.
+    """
+    for base in comparison.bases:
+        every = comparison.runs(base, comparison.arms, comparison.rates, comparison.seeds)
+        for number, made in enumerate(every):
+            arm = made.name.partition("-")[0]
+            key = f"{base.name} {arm} {made.seed}"
+            end = ends.get(key, ends.get(f"{base.name} {arm}", GOOD))
+            gain = made.seed * (number >= len(comparison.seeds))
+            settings = {"model": "x", "seed": made.seed, "learning_rate": 0.25, "num_generations": 8, "lora_rank": 4}
+            settings |= {"max_completion_length": 32, "reward": ["format", "rw.py:f"]}
+            settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+            run_here = fake_run(made.run.path, settings, [row | end for row in run(40 + gain)])
+            write_json(run_here.environment, {"made_from": HASHES | hashes.get(key, {})})
+
+
+def two_bases(here: Path, seeds: list[Any]) -> Comparison:
+    """Two arms from two bases of a user's."""
+    for name in ("one", "two"):
+        (here / name).mkdir()
+        (here / name / "config.json").write_text("{}")
+    planned = {"primary": [{"measure": "accuracy late"}], "measures": [], "seeds": seeds}
+    return compared(base=["./one", "./two"], benchmark="my_test.csv", **planned)
+
+
+def test_the_problems_of_runs_are_on_screen_and_page(here: Path) -> None:
+    """From one base every run is cut off; from the other the second arm has no reward in two seeds of six."""
+    comparison = two_bases(here, ["1-6"])
+    train(comparison, {"one grpo": CUT, "one gtpo": CUT, "two gtpo 2": ZERO, "two gtpo 5": ZERO}, {})
+    page, _ = write_page(comparison, here / "page", "a command")
+    screen = found_text(comparison)
+    text = page.read_text()
+    for said in (" ".join(screen.split()), " ".join(text.split())):
+        cut = "6 of 6 runs: 97 % of the completions of steps 4 to 8 were cut off at 32 tokens: raise --max_completion"
+        assert f"* **GRPO** from one, {cut}" in said and f"* **GTPO** from one, {cut}" in said
+        assert "* **GTPO** from two, 2 of 6 runs: every reward of steps 4 to 8 was 0, so all" in said
+        assert len(re.findall(r"\d of 6 runs:", said)) == 3
+    verdicts = re.findall(r"\| GTPO minus GRPO \| (\w+) \| accuracy late .* \| ([^|]+) \|", text)
+    assert verdicts == [
+        ("one", "no verdict: every run has a problem, named above"),
+        ("two", "higher, but not after Holm"),
+    ]
+
+
+def test_a_page_of_your_base_has_what_was_run(here: Path) -> None:
+    comparison = two_bases(here, ["1-2"])
+    train(comparison, {}, {"two gtpo 1": {"rows": "others"}})
+    text = " ".join(write_page(comparison, here / "page", "a command")[0].read_text().split())
+    shown = (
+        "learning rate 0.25, G 8, tokens of a completion 32, LoRA rank 4, reward format + rw.py:f, completions a step"
+    )
+    for name, base, rows in (("GRPO", "one", "r"), ("GTPO", "two", "others")):
+        ran = f"{shown} 8, hash of rows {rows}, hash of rw.py:f f, hash of helper.py h."
+        assert f"* **{name}** from {base} ran with {ran}" in text
+    assert " ran with " not in plan_text(comparison)
+
+
+def test_a_pair_that_was_made_from_other_things_is_left_out(here: Path) -> None:
+    """Rows, a helper of the reward, a helper that one lacks; not the files of the second arm's objective."""
+    Path("mine.py").write_text("import own\n")
+    Path("own.py").write_text("")
+    comparison = compared(arms=["grpo", "mine.py:Mine"], seeds=["1-5"], primary=[{"measure": "accuracy late"}])
+    key = "wrong-mode mine {}".format
+    of_objective = {"mine.py:Mine": "m", "own.py": "o"}
+    other = {1: {}, 2: {"rows": "others"}, 3: {"helper.py": "other"}, 4: {"third.py": "t"}, 5: {}}
+    train(comparison, {}, {key(seed): of_objective | hashes for seed, hashes in other.items()})
+    [found] = every_found(comparison)
+    pair = found.pair(comparison, comparison.arms[1])
+    assert (pair.seeds, pair.mixed, pair.unlike) == ([1, 5], 0, 3)
+    assert pair.made_from == ["helper.py", "set of training rows", "third.py"]
+    said = "3 pairs left out: one run was made from another helper.py, set of training rows, third.py."
+    assert f"* **mine-Mine** from wrong-mode, {said}" in found_text(comparison)
+
+
+def test_a_run_that_was_made_from_other_things_is_named_before_the_others(here: Path) -> None:
+    """A change that is on no command line: of what GTPO_DATA_DIR names, or of a helper."""
+    Path("gtpo").symlink_to(ROOT / "gtpo")
+    comparison = compared()
+    [base] = comparison.bases
+    first, second = (comparison.run(base, arm, "0.3e-3", 1).run for arm in comparison.arms)
+    check(comparison)
+    for run_here, hashes in ((first, {}), (second, {"rows": "others"})):
+        write_json(fake_run(run_here.path, {"model": "x"}).environment, {"made_from": hashes})
+    with refused(f"{second.path} was made with another set of training rows, which has changed since: name another"):
+        check(comparison)
+    write_json(second.environment, {"made_from": {}})
+    check(comparison)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        (["1"], "1 seed gives no verdict; 5 would show a difference of 1.4 in pass@1 sampled, by the pairs"),
+        (
+            ["1-4"],
+            "4 seeds give no verdict; 5 would show a difference of 1.4 in pass@1 sampled, by the pairs of `study",
+        ),
+        (["1-5"], "5 seeds can show a difference of 1.4 in pass@1 sampled, half of the 95 % interval, by the pairs"),
+        (["1-6"], "6 seeds can show a difference of 1.2 in pass@1 sampled, half of the 95 % interval, by the pairs"),
+    ],
+)
+def test_what_the_seeds_can_show(seeds: list[str], said: str, here: Path) -> None:
+    """2.776 / sqrt(5) and 2.571 / sqrt(6) standard deviations of 1.13 points."""
+    state = state_text(compared(seeds=seeds), numbers_of(seeds))
+    assert f"From wrong-mode {said}" in " ".join(state.split())
+
+
+@pytest.mark.parametrize("arms", [["gtpo"], ["grpo", "gtpo", "grpo"]])
+def test_arms_are_two_or_more_and_named_once(arms: list[str]) -> None:
+    with refused(f"--arms {' '.join(arms)}: name two or more, each once; the first is subtracted"):
+        compared(arms=arms)
 
 
 QUICK = ("low_rate", "early")
