@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +94,8 @@ def fingerprint(directory: str | Path) -> str | None:
     return digest.hexdigest()[:16]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A SafeLoader that refuses a duplicate key, of which YAML would take the last one."""
+class _StrictLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses a duplicate key, of which YAML takes the last one, and 010, which it reads as 8."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value]
@@ -103,12 +104,25 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise UsageError(f"{self.name}: duplicate key {key!r}: remove one of them.")
         return super().construct_mapping(node, deep)
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """YAML 1.1 reads 010, 0x10 and 0b10 in other bases, 1_0 without the underscore, and 1:30 in base 60."""
+        is_float = node.tag.endswith("float")
+        number = self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
+        if not re.fullmatch(r"[-+]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[-+]?\d+)?|\.(inf|nan))", node.value.lower()):
+            place = f"{self.name}, line {node.start_mark.line + 1}"
+            raise UsageError(f"{place}: YAML reads {node.value} as {number}: write that, or a text in quotes.")
+        return number
+
+
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _StrictLoader.add_constructor(_tag, _StrictLoader.construct_number)
+
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file of flat settings, without duplicate keys."""
     check_regular(path)
     with open(path, encoding="utf-8") as file:
-        settings = yaml.load(file, _UniqueKeyLoader)
+        settings = yaml.load(file, _StrictLoader)
     if not isinstance(settings, dict):
         raise UsageError(f"{path} contains no settings: expected `key: value` lines.")
     return settings

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def read_settings(parser: Any, path: str | Path | None, settings: Values) -> Val
         if name not in allowed:
             raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
         action = parser._option_string_actions[f"--{name}"]
+        _check_text(value, action, f"{path}: {key}")
         if isinstance(value, list) and action.nargs in ("+", "*"):
             if value or parser.get_default(name):
                 words += [f"--{name}", *map(str, value)]
@@ -93,6 +95,13 @@ def read_settings(parser: Any, path: str | Path | None, settings: Values) -> Val
             words.append(f"--{name}={_word_of(value, action)}")
     values = read_values(parser, words)
     return {name: values[name] for name in flags_on(words)}
+
+
+def _check_text(value: Any, action: argparse.Action, where: str) -> None:
+    """Refuse what YAML makes of a text without quotes: no and off are booleans, 1.50 is 1.5."""
+    for item in value if isinstance(value, list) else [value]:
+        if action.type is str and not action.choices and isinstance(item, bool | float | datetime):
+            raise UsageError(f"{where} is {item}, as YAML reads what has no quotes: put the text in quotes.")
 
 
 def _word_of(value: Any, action: argparse.Action) -> str:
