@@ -373,7 +373,7 @@ class Settings:
         groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo, self.settings)
         for group in filter(None, groups):
             values |= {name: getattr(group, name) for name in fields_of([type(group)])}
-        return {name: value for name, value in values.items() if name not in _NOT_STORED}
+        return {name: value for name, value in values.items() if name not in NOT_STORED}
 
     def changed_settings(self) -> Values:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
@@ -381,4 +381,4 @@ class Settings:
         return {name: value for name, value in self.to_dict().items() if name in told}
 
 
-_NOT_STORED = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}
+NOT_STORED = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}

@@ -16,13 +16,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtpo.arguments import PromptArguments, Settings, Values, alias_of, fields_of, name_of, read_texts, stored_prompt
+from gtpo.arguments import (
+    NOT_STORED,
+    PromptArguments,
+    Settings,
+    Values,
+    alias_of,
+    fields_of,
+    name_of,
+    read_texts,
+    stored_prompt,
+)
 from gtpo.cli.flags import Classes, Flags, check_flags, flags_on, spelled_out
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.parser import OF_VLLM, parser_of, read_settings, read_values
 from gtpo.cli.presets import Preset
 from gtpo.cli.start import Start, drop_remote_settings, find_start, start_from
-from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
+from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings, settle_rivals
 from gtpo.errors import UsageError
 from gtpo.files import OUTPUTS, read_yaml
 from gtpo.models.backend import check_driver, choose_training_backend, gpu_is_available, load_backend, plans_unsloth
@@ -120,9 +130,8 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     of_file = read_settings(parser, start.config, start.settings)
     if start.of_run:
         drop_remote_settings(of_file, plain, named, str(start.config))
-    given = {*of_file, *named}
-    if "num_train_epochs" in given and "max_steps" not in given:
-        of_file["max_steps"] = -1  # that of the preset would end the run before
+    is_complete = fields_of(classes).keys() - NOT_STORED <= start.settings.keys()  # stored by a run
+    settle_rivals(of_file, line.flags, plain, None if is_complete or start.of_run else start.config)
     parser.set_defaults_with_config(**of_file)
     values = read_values(parser, line.words)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from operator import not_
 from pathlib import Path
@@ -54,6 +55,11 @@ CHECKS: dict[str, Check] = {  # and the ranges of checks.yaml
 for _expected, _rule in read_yaml(Path(__file__).with_name("checks.yaml")).items():
     _names = _rule.pop("settings")
     CHECKS |= dict.fromkeys(_names, (partial(_is_within, **_rule), _expected))
+RIVALS = (  # settings that exclude each other
+    ("max_steps", "num_train_epochs"),
+    ("generation_batch_size", "steps_per_generation"),
+)
+LEAVES_IT = {"max_steps": -1}  # the value of a setting that leaves it to its rival; of the others that of the preset
 # Settings that have no effect without held-out rows.
 _ONLY_WITH_ROWS = (
     "do_eval eval_split eval_strategy eval_steps eval_delay eval_on_start num_generations_eval metric_for_best_model "
@@ -86,6 +92,38 @@ def batch_geometry(
             "G x --prompts_per_step where that is given: change one of them, or remove the first two."
         )
     return batch, steps
+
+
+def settle_rivals(of_file: Values, of_line: Values, plain: Values, file: str | None) -> None:
+    """Unset, in ``of_file``, the rival of each setting that the command line, or else the file, gives.
+
+    Args:
+        of_file: The settings of a file.
+        of_line: Those of the command line; the values may be words.
+        plain: The values of all settings without both.
+        file: The name of the file; None for the settings that a run has stored, which have both.
+
+    Raises:
+        UsageError: If one of the two gives settings that exclude each other.
+    """
+    for pair in RIVALS:
+        in_file, on_line = (_given_of(pair, settings) for settings in (of_file, of_line))
+        for place, names in ((file, in_file), ("the command line", on_line)):
+            if place and len(names) > 1:
+                raise UsageError(f"{place} has {pair[0]} and {pair[1]}, which exclude each other: remove one of them.")
+        counts = on_line or in_file
+        for rival in {*pair} - {*counts} if counts else ():
+            of_file[rival] = LEAVES_IT.get(rival, plain[rival])
+
+
+def _given_of(names: Sequence[str], settings: Values) -> list[str]:
+    """Those of some settings that have a value, and do not leave it to their rival."""
+    found = []
+    for name in names:
+        value = settings.get(name)
+        if value is not None and str(value) != str(LEAVES_IT.get(name)):
+            found.append(name)
+    return found
 
 
 def check_values(values: Values, has_gpu: bool, with_unsloth: bool) -> None:

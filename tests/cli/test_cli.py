@@ -150,13 +150,99 @@ def test_rate_by_size_and_lengths_within_the_context(parameters: float, context:
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"),
-    [("", 150), ("--max_steps 9", 9), ("--num_train_epochs 2", -1), ("--num_train_epochs 2 --max_steps 9", 9)],
+    ("line", "message"),
+    [
+        ("seed: 010", "settings.yaml, line 2: YAML reads 010 as 8: write that, or a text in quotes"),
+        ("limit: 1_000", "line 2: YAML reads 1_000 as 1000"),
+        ("limit: 0x10", "line 2: YAML reads 0x10 as 16"),
+        ("learning_rate: 1:30.5", "line 2: YAML reads 1:30.5 as 90.5"),
+        ("run_name: 007", "line 2: YAML reads 007 as 7"),
+        ("system_prompt: no", "settings.yaml: system_prompt is False, as YAML reads what has no quotes: put the text"),
+        ("run_name: 1.50", "settings.yaml: run_name is 1.5, as YAML"),
+        ("stop_on_collapse: off\nrun_name: 12:30", "line 3: YAML reads 12:30 as 750"),
+        ("lora_target_modules:\n- q_proj\n- yes", "settings.yaml: lora_target_modules is True, as YAML"),
+    ],
 )
-def test_epochs_alone_are_whole_epochs(words: str, steps: int, tmp_path: Path) -> None:
-    """The preset's steps would end the run before."""
-    assert settings(*words.split())["max_steps"] == steps
-    assert settings("--config", config_file(tmp_path, "num_train_epochs: 2\n"))["max_steps"] == -1
+def test_what_yaml_reads_otherwise_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    """The second setting of a file, and the second element of a list."""
+    with refused(message):
+        settings("--config", config_file(tmp_path, f"gamma: 0.5\n{line}\n"))
+
+
+def test_texts_and_numbers_of_a_file_are_taken_as_written(tmp_path: Path) -> None:
+    """Quoted texts, plain numbers, and what a choice calls off."""
+    text = "run_name: '010'\nsystem_prompt: 'no'\nseed: 10\nlearning_rate: 1.0e-3\nentropy_filter: off\nbf16: no\n"
+    got = settings("--config", config_file(tmp_path, text))
+    expected = ["010", "no", 10, 1e-3, "off", False]
+    assert [got[line.partition(":")[0]] for line in text.splitlines()] == expected
+
+
+STEPS, EPOCHS = ["max_steps", "num_train_epochs"], [-1, 2.0]
+SIZES = ["generation_batch_size", "steps_per_generation"]
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "names", "expected"),
+    [
+        ("", "", STEPS, [150, 3.0]),  # those of the preset
+        ("", "--max_steps 9", STEPS, [9, 3.0]),
+        ("", "--num_train_epochs 2", STEPS, EPOCHS),
+        ("num_train_epochs: 2", "", STEPS, EPOCHS),
+        ("num_train_epochs: 2\nmax_steps: -1", "", STEPS, EPOCHS),
+        ("max_steps: 7", "--num_train_epochs 2", STEPS, EPOCHS),
+        ("max_steps: 7", "--num_train_epochs 2 --max_steps -1", STEPS, EPOCHS),
+        ("num_train_epochs: 2", "--max_steps 9", STEPS, [9, 3.0]),
+        (
+            "max_steps: 7\nnum_train_epochs: 4",
+            "",
+            STEPS,
+            "settings.yaml has max_steps and num_train_epochs, which",
+        ),
+        ("", "--num_train_epochs 2 --max_steps 9", STEPS, "the command line has max_steps and num_train_epochs, which"),
+        ("generation_batch_size: 96", "--steps_per_generation 4", SIZES, [None, 4]),
+        ("steps_per_generation: 4", "--generation_batch_size 96", SIZES, [96, None]),
+        (
+            "",
+            "--steps_per_generation 4 --generation_batch_size 96",
+            SIZES,
+            "the command line has generation",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other(
+    file: str, words: str, names: list[str], expected: Any, tmp_path: Path
+) -> None:
+    """The command line unsets what excludes it in the file, and the file what excludes it in the preset."""
+    argv = words.split()
+    if file:
+        argv += ["--config", config_file(tmp_path, file)]
+    if isinstance(expected, str):
+        with refused(expected):
+            settings(*argv)
+    else:
+        got = settings(*argv)
+        assert [got[name] for name in names] == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "words", "expected"),
+    [
+        (["--max_steps", "7"], (), [7, 3.0]),
+        (["--max_steps", "7"], ("--num_train_epochs", "2"), EPOCHS),
+        (["--num_train_epochs", "2"], (), EPOCHS),
+        (["--num_train_epochs", "2"], ("--max_steps", "9"), [9, 3.0]),
+    ],
+)
+def test_a_run_has_stored_both_of_them(
+    stored: list[str], words: tuple[str, ...], expected: list[float], tmp_path: Path
+) -> None:
+    """Those of the command line count, without an error, with --resume and with the file as --config."""
+    run = stored_run(tmp_path / "run", *stored)
+    copied = tmp_path / "copy.yaml"
+    copied.write_bytes((run / "config.yaml").read_bytes())
+    for start in (("--resume", str(run)), ("--config", str(run / "config.yaml")), ("--config", str(copied))):
+        got = settings(*start, *words)
+        assert [got[name] for name in STEPS] == expected
 
 
 def test_unsloth_plans_the_tiny_model_for_a_gpu() -> None:
