@@ -7,6 +7,7 @@ What cannot be read is an error that names file and line. ``datasets`` and ``pya
 import csv
 import json
 import re
+import reprlib
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -62,13 +63,16 @@ def named_columns(flags: SourceArguments) -> Columns:
 def columns_of(table: Table, named: Columns, required: Collection[str]) -> Columns:
     """Role -> column, of the roles that have one; a UsageError for another that needs it."""
     roles = {}
+    it_has = "it has"
+    if Path(table.name).suffix.lower() == ".csv":
+        it_has = "its first line, which names the columns, has"
     for role, name in named.items():
         if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
             roles[role] = name
         elif role in required or name != role:
             raise UsageError(
-                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has {table.columns}; "
-                "set --prompt_column and --answer_column."
+                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: {it_has} "
+                f"{', '.join(map(reprlib.repr, table.columns))}; set --prompt_column and --answer_column."
             )
     return roles
 
@@ -128,6 +132,8 @@ def read_file(path: Path, most: int | None = None) -> Table:
     check_regular(path)
     try:
         rows = list(islice(FORMATS[ending](path), most))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not in UTF-8: save it as UTF-8, in a spreadsheet as CSV UTF-8.") from error
     except Exception as error:  # of the reader of each format
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     return Table.of(str(path), "row" if ending == ".parquet" else "line", rows)
@@ -157,7 +163,7 @@ def _read_csv(path: Path) -> Numbered:
         header = reader.fieldnames or []
         if "" in header[1:] or len({*header}) < len(header) or (len(header) == 1 and re.search("[;\t]", header[0])):
             raise ValueError(f"the header needs different column names, with commas between them: {header}")
-        for row in reader:
+        for row in _rows_to(reader):
             if None in row or None in row.values():
                 raise ValueError(
                     f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)}): put a "
@@ -165,6 +171,15 @@ def _read_csv(path: Path) -> Numbered:
                 )
             row.pop("", None)  # the row number of DataFrame.to_csv
             yield reader.line_num, row
+
+
+def _rows_to(reader: "csv.DictReader[str]") -> Iterable[Row]:
+    """The rows of a file; an error names the line that was read last."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        hint = ": close a double quote above, or shorten the field" if "field limit" in str(error) else ""
+        raise ValueError(f"line {reader.reader.line_num}: {error}{hint}") from error
 
 
 def _read_parquet(path: Path) -> Numbered:

@@ -82,7 +82,13 @@ def inputs(here: Path) -> Path:
     """The working directory with data, a reward, a run, a directory of another program."""
     (here / "two.csv").write_text("prompt,answer\n1 + 1?,2\n2 + 2?,4\n")
     (here / "prompts.csv").write_text("prompt\n1 + 1?\n")
-    (here / "mine.py").write_text("")
+    (here / "mine.py").write_text("def speed(completions, **columns):\n    return [0.0] * len(completions)\n")
+    (here / "hidden.py").write_text("exec('def speed(): pass')\nfrom mine import *\n")
+    (here / "torn.py").write_text("def speed(:\n")
+    (here / "gaps.csv").write_text('prompt,answer\na,\n" ",2\nc,N/A\n')
+    (here / "few.csv").write_text('prompt,answer\na,1\n" ",2\nc,3\n')
+    (here / "true.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": true}\n')
+    (here / "number.jsonl").write_text('{"prompt": 3, "answer": "1"}\n')
     (here / "broken.jsonl").write_text("[1]\n")
     rows = [{"task": "1 + 1?"}] * 1100 + [{"task": "1 + 1?", "late": "2", "answer": "2"}]
     write_lines(here / "long.jsonl", rows)

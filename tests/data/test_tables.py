@@ -182,3 +182,17 @@ def test_a_dry_run_does_not_ask_the_hub(monkeypatch: MonkeyPatch, tmp_path: Path
     )
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], {}, rows.column_names)
     assert reward(["a"], keyword=["b"]) == [1.0]
+
+
+def test_a_file_that_is_no_csv_of_ours_says_what_to_change(load: Load, tmp_path: Path) -> None:
+    for encoding in ("utf-16", "latin-1"):
+        path = tmp_path / "own.csv"
+        path.write_bytes("prompt,answer\né,1\n".encode(encoding))
+        with refused("own.csv is not in UTF-8: save it as UTF-8, in a spreadsheet as CSV UTF-8"):
+            read_table(str(path), DataArguments(), "train")
+    with refused("its first line, which names the columns, has 'Anna has 3 b...oes she have.', '4'; set"):
+        load("own.csv", "Anna has 3 books and buys one more. How many does she have?,4\nB,5\n")
+    with refused("line 3: field larger .*close a double quote above, or shorten the field"):
+        load("own.csv", f"prompt,answer\na,1\n{'b' * 140_000},2\n")
+    with refused("line 3: unexpected end of data"):
+        load("own.csv", 'prompt,answer\na,1\n"b,2\n')
