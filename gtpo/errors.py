@@ -44,7 +44,9 @@ def command_again(*flags: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or an empty string."""
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    names = list(known)
+    exchanged = [other for other in names if sorted(other) == sorted(name)]
+    match = exchanged or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 

@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, counted
 from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.runner import slots_of
@@ -50,7 +50,10 @@ def compare(flags: Flags) -> Words:
         print(*store_runs(comparison), sep="\n")
         return []
     if comparison.is_own or not comparison.name:
-        from study.train import check  # it imports TRL
+        bases = ", ".join(base.name for base in comparison.bases)
+        arms = counted(len(comparison.arms), "arm")
+        print(f"Checking {arms} from {bases}: data, rewards and settings (TRL loads first: seconds).", flush=True)
+        from study.train import check
 
         comparison.bases = check(comparison)
     if flags.plan:

@@ -24,7 +24,8 @@ from study.comparison import rate_rows
 RESULTS = Path("results")
 OF_PRESET = "preset"  # the rate of a base of your own, where no other is given
 Runs = Sequence[Experiment]
-YOURS = {"arm": "FILE.py:Class, or a YAML file of settings", "base": "the directory or Hub id of your model"}
+INSTEAD = {"arm": ["FILE.py:Class of your objective", "a YAML of settings"]}  # of a name in study/experiments.yaml
+INSTEAD |= {"base": ["a directory with your model", "a Hub id (owner/name)"]}
 OTHER_COLORS = ("#882255", "#000000", "#AA9900", "#117733")  # of a user's objectives
 
 
@@ -344,11 +345,11 @@ def bases_of(spec: Values) -> list[Base]:
 
 
 def pick(kind: str, word: str, known: Values) -> Any:
-    """An entry of study/experiments.yaml by its name."""
+    """An entry of study/experiments.yaml by its name; a UsageError also says what a user may name instead."""
     if word not in known:
-        names = ", ".join(known)
-        also = f", or {YOURS[kind]}" if kind in YOURS else ""
-        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, known)}: pick from {names}{also}.")
+        here = [path.name for path in Path().iterdir() if kind in INSTEAD and path.is_dir() is (kind == "base")]
+        choice = ", ".join([*known, *INSTEAD.get(kind, [])])
+        raise UsageError(f"{kind} {word!r} is unknown{nearest(word, [*known, *here])}: pick from {choice}.")
     return known[word]
 
 

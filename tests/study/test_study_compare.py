@@ -18,6 +18,7 @@ from helpers.scripts import ROOT
 from gtpo.runs.provenance import trainer_of, why_unlike
 from paper.results import Results
 from study import rendering
+from study.__main__ import compare as run_compare
 from study.__main__ import comparison_of, parser
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
@@ -244,6 +245,7 @@ def test_an_arm_without_a_rate_says_what_runs_again(
 def test_a_mistake_is_found_before_the_first_run(changes: dict[str, Any], message: str, here: Path) -> None:
     """By --list and --plan too."""
     Path("gtpo").symlink_to(ROOT / "gtpo")
+    Path("my_model").mkdir()
     for name in ("my_train.csv", "my_test.csv"):
         Path(name).write_text("question,answer\n1 + 1?,2\n2 + 1?,3\n3 + 1?,4\n4 + 1?,5\n")
     Path("mine.py").write_text("from gtpo import GRPOTrainer\n\n\nclass Mine(GRPOTrainer):\n    pass\n")
@@ -254,6 +256,16 @@ def test_a_mistake_is_found_before_the_first_run(changes: dict[str, Any], messag
         [base] = check(compared(**given_or_changed))
         assert base.max_new_tokens == 128
     assert sys.argv == before and not Path("outputs").exists()
+
+
+def test_a_line_is_printed_before_trl_is_imported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = parser().parse_args(["compare", "--arms", "grpo", "gtpo"])
+    monkeypatch.setitem(sys.modules, "study.train", None)  # which imports it
+    with pytest.raises(ImportError):
+        run_compare(flags)
+    assert capsys.readouterr().out.startswith("Checking 2 arms from wrong-mode: ")
 
 
 def test_a_file_that_has_changed_is_named(here: Path) -> None:
