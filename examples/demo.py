@@ -3,9 +3,9 @@
     make demo
     python examples/demo.py --seed 1
 
-Runs train_gtpo.py, evaluate.py and figures.py as a user would and prints each command. Writes outputs/demo/: the run,
-its evaluation, curves.png, summary.json (accuracy and formatting before and after in percent, greedy and sampled), and
-report.md, which shows all of them on one page.
+Runs train_gtpo.py, evaluate.py, figures.py and the chat as a user would and prints each command. Writes outputs/demo/:
+the run, its evaluation, curves.png, summary.json (accuracy and formatting before and after in percent, greedy and
+sampled; completions before and after), and report.md, which shows all of them on one page.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEED = 3407  # Listing 1
+QUESTION, GOLD = "Tom has 6 eggs. Tom gives away 2. How many eggs does Tom have?", "4"  # README's, for the chat
 ROWS = [(name, way) for way in ("greedy", "sampled") for name in ("accuracy", "formatting")]
 
 
@@ -54,11 +55,19 @@ def run(title: str, *argv: str) -> Stage:
     return Stage(title, command, time.time() - start)
 
 
+def ask(run: str, question: str, gold: str) -> Sample:
+    """The greedy completions of the base and of a run; print the command and what it prints."""
+    argv = ["-m", "gtpo.evaluation.chat", run, question]
+    print(f"\n$ python {shlex.join(argv)}", flush=True)
+    shown = subprocess.run([sys.executable, *argv], check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    print(shown, flush=True)
+    before, after = (" ".join(part.partition("\n")[2].split()) for part in shown.split("\n--- ")[1:])
+    return Sample(question, gold, before, after)
+
+
 def find_samples(evaluation: Path, count: int = 3) -> list[Sample]:
     """The first problems that the base model solves wrong and the trained one right."""
-    sys.path.insert(0, str(REPOSITORY))
     from gtpo.data.load import load_benchmark
-    from gtpo.grading import extract_answer, is_correct
 
     before, after = (
         {
@@ -70,10 +79,15 @@ def find_samples(evaluation: Path, count: int = 3) -> list[Sample]:
     samples: list[Sample] = []
     for problem in load_benchmark("arithmetic")[: len(after)]:
         texts = before[problem.id], after[problem.id]
-        wrong, right = (is_correct(extract_answer(text), problem.gold) for text in texts)
-        if len(samples) < count and right and not wrong:
+        if len(samples) < count and is_right(texts[1], problem.gold) and not is_right(texts[0], problem.gold):
             samples.append(Sample(problem.question, problem.gold, *texts))
     return samples
+
+
+def is_right(completion: str, gold: str) -> bool:
+    from gtpo.grading import extract_answer, is_correct
+
+    return is_correct(extract_answer(completion), gold)
 
 
 REPORT = """# The demo: a million parameters trained with GTPO on word problems
@@ -100,6 +114,13 @@ four tags in order. Greedy: one completion; sampled: eight at temperature 1.
 {% else %}
 None: no problem was wrong before and right after.
 {% endfor %}
+## The question of README
+
+{{ summary.asked.question }} (right answer: {{ summary.asked.gold }})
+
+* before: `{{ summary.asked.before }}`
+* after: `{{ summary.asked.after }}`
+
 ## Training
 
 {{ steps }} steps in {{ "%.1f" | format(stages[0].seconds / 60) }} minutes. The mean token entropy before training,
@@ -136,15 +157,20 @@ def write_report(directory: Path, **values: Any) -> Path:
     return path
 
 
-def main() -> None:
+def read_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--seed", type=int, default=SEED, help="seed of the training [3407]; others write to outputs/demo-sN/"
     )
-    parser.add_argument("--small", action="store_true", help="a tenth of the steps, to check that everything runs")
-    flags = parser.parse_args()
+    small = "a quarter of the steps, to check that everything runs and README's question gets the right answer"
+    parser.add_argument("--small", action="store_true", help=small)
+    return parser.parse_args()
+
+
+def main() -> None:
+    flags = read_flags()
     start = time.time()
     if Path.cwd() != REPOSITORY:
         print(f"Working directory: {REPOSITORY}")
@@ -155,7 +181,7 @@ def main() -> None:
     problems = "40" if flags.small else "200"
 
     training = ["--model", "tiny", "--dataset", "arithmetic", "--G", "12", "--seed", str(flags.seed)]
-    training += ["--max_steps", "12"] if flags.small else []
+    training += ["--max_steps", "40"] if flags.small else []
     stages = [run("train", "train_gtpo.py", *training, "--output_dir", gtpo)]
     scores = {}
     for way, sampling in (("greedy", ["--temperature", "0", "--k", "1"]), ("sampled", ["--k", "8"])):
@@ -169,9 +195,11 @@ def main() -> None:
     curves = str(directory / "curves.png")
     stages.append(run("draw", "figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", curves))
 
-    summary = scores | {"seconds": round(time.time() - start, 1)}
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    asked = ask(gtpo, QUESTION, GOLD)
     samples = find_samples(directory / "evaluation" / "greedy")
+    texts = {"asked": asked._asdict(), "samples": [sample._asdict() for sample in samples]}
+    summary = scores | {"seconds": round(time.time() - start, 1)} | texts
+    (directory / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False), encoding="utf-8")
     rows = [(name, way, *(summary[f"{name}_{when}_{way}"] for when in ("before", "after"))) for name, way in ROWS]
     values = {"summary": summary, "samples": samples, "stages": stages, "problems": problems, "seed": flags.seed}
     report = write_report(directory, rows=rows, **values)
@@ -194,12 +222,15 @@ Finished in {summary["seconds"]:.0f} s. {directory}/ contains:
   curves.png       accuracy, formatting, entropy and conflict tokens over the training steps
   gtpo/            the run: report.html, metrics.jsonl, completions, checkpoints, adapter
   evaluation/      every completion, and the scores
-  summary.json     the numbers above
+  summary.json     the numbers and completions above
 The whole demo on one page, with its cost, revision and machine: {report}
 """)
+    if flags.small and not is_right(asked.after, GOLD):
+        sys.exit(f"demo.py: the trained model answers {QUESTION!r} with {asked.after!r}: expected {GOLD}.")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
     try:
         main()
     except KeyboardInterrupt:

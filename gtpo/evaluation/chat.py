@@ -2,7 +2,7 @@
 
 A merged or base model (a directory, a Hub id, tiny) is asked alone.
 
-python -m gtpo.evaluation.chat outputs/RUN "Tom has 3 apples and buys 4 more. How many apples does he have?"
+python -m gtpo.evaluation.chat outputs/RUN "Tom has 3 apples. Tom finds 4 more. How many apples does Tom have?"
 python -m gtpo.evaluation.chat outputs/RUN --temperature 1.0    # a prompt loop; an empty line or Ctrl-D ends it
 """
 

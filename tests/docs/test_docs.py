@@ -6,6 +6,8 @@ from pathlib import Path
 from helpers.scripts import ROOT, RunScript
 from pytest import CaptureFixture, TempPathFactory, fixture, mark
 
+from gtpo.data import arithmetic
+
 PAST = ROOT / "docs/log.md"  # names what was there at the time
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!l]*.md"))]
 SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
@@ -48,6 +50,24 @@ def test_a_name_stands_in_the_file_beside_it(page: Path) -> None:
         text = (ROOT / file).read_text()
         for name in re.findall(r"(\w+)`", names):
             assert re.search(rf"\b(def|class) {name}\b|\b{name}(:| =)", text), (name, file)
+
+
+NAMES, THINGS = ("|".join(words) for words in (arithmetic._NAMES, arithmetic._THINGS))
+EVENTS = "|".join(event.format(r"(?:\d+)") for event in arithmetic._EVENTS.values())
+QUESTION = re.compile(rf"({NAMES}) has \d+ ({THINGS})\.(?: \1 (?:{EVENTS})\.)+ How many \2 does \1 have\?")
+
+
+def test_generated_problems_have_the_form_of_a_question() -> None:
+    for row in arithmetic.arithmetic("test", 50, seed=0, steps=(1, 2, 3, 4, 5)):
+        assert QUESTION.fullmatch(row["question"])
+
+
+@mark.parametrize("path", [*PAGES, ROOT / "notebooks/gtpo_colab.ipynb", ROOT / "gtpo/evaluation/chat.py"], ids=str)
+def test_a_question_to_the_tiny_model_has_the_form_of_its_training(path: Path) -> None:
+    """A shortened one is answered wrongly."""
+    asked = re.findall(r"\b[A-Z]\w+ has \d+ [^\"\n?]*\?", path.read_text())
+    for question in asked:
+        assert QUESTION.fullmatch(question), question
 
 
 def test_the_simulated_drift_is_that_of_the_page(capsys: CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ from helpers.files import read_json
 from helpers.scripts import ROOT, RunScript, run_process
 from pytest import TempPathFactory, fixture, mark
 
+from examples import demo
+
 README = (ROOT / "README.md").read_text()
 BASH = [
     line.partition(" #")[0].strip()
@@ -24,11 +26,20 @@ NEEDS_HUB = {"llama", "smol"}  # and a GPU, or minutes
 
 def test_the_demo_in_the_readme_is_the_stored_one() -> None:
     stored = read_json(ROOT / "results/demo/summary.json")
-    for name, way in itertools.product(("accuracy", "formatting"), ("greedy", "sampled")):
-        (numbers,) = re.findall(rf"^  {name} +\(%\)  {way} +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
-        assert [float(number) for number in numbers] == [
-            round(stored[f"{name}_{when}_{way}"], 1) for when in ("before", "after")
-        ]
+    for name in ("accuracy", "formatting"):
+        (row,) = re.findall(rf"^\| {name} \| (.+) \|$", README, re.MULTILINE)
+        ways = itertools.product(("greedy", "sampled"), ("before", "after"))
+        assert re.findall(r"\d+\.\d", row) == [f"{stored[f'{name}_{when}_{way}']:.1f}" for way, when in ways]
+
+
+def test_the_question_to_the_demo_and_its_answers_are_the_stored_ones() -> None:
+    """`make demo` asks it, and with --small, as CI runs it, fails if the trained model's answer is wrong."""
+    asked = read_json(ROOT / "results/demo/summary.json")["asked"]
+    assert (asked["question"], asked["gold"]) == (demo.QUESTION, demo.GOLD)
+    assert f'outputs/demo/gtpo "{demo.QUESTION}"' in " ".join(README.replace("\\\n", "").split())
+    printed = dict(re.findall(r"^# (before|after): (.+)$", README, re.MULTILINE))
+    assert printed == {when: asked[when] for when in ("before", "after")}
+    assert [demo.is_right(text, demo.GOLD) for text in printed.values()] == [False, True]
 
 
 @fixture(scope="module")
@@ -90,7 +101,7 @@ def test_every_script_runs_as_the_readme_calls_it(
 def test_the_readme_is_short() -> None:
     lines = README.splitlines()
     assert len(lines) <= MAX_LINES
-    prose = [line for line in lines if not line.startswith(("!", "[![", "Not published"))]
+    prose = [line for line in lines if not line.startswith(("!", "[![", "<img", "Not published"))]
     assert max(map(len, prose)) <= MAX_COLUMNS, max(prose, key=len)
 
 
