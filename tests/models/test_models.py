@@ -11,14 +11,15 @@ import pytest
 import torch
 from helpers.files import read_json, write_json
 from helpers.refusals import refused
+from helpers.scripts import ROOT
 from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from helpers.weights import same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
-from transformers import AutoConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from gtpo.arguments import GTPOArguments, ModelArguments
-from gtpo.files import fingerprint
+from gtpo.files import CONFIGS, fingerprint
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import (
     build_policy,
@@ -263,6 +264,24 @@ def test_pickled_weights_are_refused_and_not_read(model: Path, tmp_path: Path, n
 def test_a_full_disk_is_no_fault_of_the_model() -> None:
     for error in (OSError(errno.ENOSPC, "No space left on device"), torch.OutOfMemoryError()):
         assert why_not_loaded("some/model", error) is error
+
+
+def test_smollm2_without_the_hub_names_the_command_that_builds_it(tmp_path: Path, no_gpu: None) -> None:
+    """With its preset as --config all settings are those of ``--model smol``."""
+    error = OSError("We couldn't connect to 'https://huggingface.co'.")
+    target = "outputs/SmolLM2-135M-Instruct"
+    said = str(why_not_loaded("HuggingFaceTB/SmolLM2-135M-Instruct", error))
+    assert f"huggingface.co'; `make {target}/model.safetensors` builds it" in said
+    assert f"REAL_MODEL := {target}\n" in (ROOT / "Makefile").read_text()
+    assert "make" not in str(why_not_loaded("some/model", error))
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    LlamaConfig(**shape, num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True).save_pretrained(tmp_path)
+    for method in ("gtpo", "grpo", "sft"):
+        built = ["--model", str(tmp_path), "--config", str(CONFIGS / method / "smol.yaml")]
+        settings = [
+            parsed(*argv, "--output_dir", "run", method=method).to_dict() for argv in (["--model", "smol"], built)
+        ]
+        assert settings[0] | {"model": str(tmp_path)} == settings[1]
 
 
 @pytest.mark.parametrize("reachable", [True, False])
