@@ -2,6 +2,7 @@
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -59,7 +60,7 @@ def test_colab_chooses_flags_by_gpu_and_resumes_on_drive(case: str, monkeypatch:
         monkeypatch.setitem(sys.modules, name, colab := MagicMock())
     monkeypatch.setattr("torch.cuda", MagicMock(get_device_name=lambda: gpu))
     monkeypatch.setattr("glob.glob", lambda pattern: "notebook-grpo/checkpoint-*/files.json" in pattern)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"_exit_code": 0}
     for cell in nbformat.read(WALKTHROUGH, as_version=4).cells:
         if cell.id in ("settings", "machine", "plan"):
             exec(re.sub("(?m)^!.*", "", cell.source), names)
@@ -67,6 +68,16 @@ def test_colab_chooses_flags_by_gpu_and_resumes_on_drive(case: str, monkeypatch:
     assert names["TOKENS"] == int(tokens) and names["SHARED"].endswith(flags)
     for method, ending in (("GTPO", "gtpo --overwrite"), ("GRPO", "grpo --resume")):
         assert names[method].endswith(f"--output_dir /content/drive/MyDrive/gtpo/notebook-{ending}")
+
+
+@mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+def test_a_command_that_fails_stops_the_notebook(path: Path) -> None:
+    """Not a later cell, which finds no file; a command that prepares the next one is checked with it."""
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        lines = [line.strip() for line in cell.source.splitlines()]
+        for line, following in pairwise([*lines, ""]):
+            if line.startswith("!"):
+                assert following.startswith(("assert _exit_code == 0", "!")), (cell.id, line)
 
 
 @mark.slow
