@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from gtpo.arguments import GTPOArguments, Settings
-from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
+from gtpo.cli.parse import find_backend, load_backend_of, parse, parse_evaluation, read_command_line
 from gtpo.errors import UsageError
+from gtpo.models.backend import check_backend
 from gtpo.runs.script import run_script
 from study import SETTINGS, Row
 from study.bench import Base, Comparison
@@ -81,7 +82,10 @@ def main(only_read: bool = False) -> Settings:
     method = sys.argv.pop(1)[6:10]  # of train_grpo.py or train_gtpo.py
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
     line = read_command_line(method)
-    backend = "" if only_read else load_backend_of(line, classes)
+    if only_read:
+        check_backend(find_backend(line, classes))
+    else:
+        backend = load_backend_of(line, classes)
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer, GTPOTrainer

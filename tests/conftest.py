@@ -97,7 +97,14 @@ def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # modules that import gpu_is_available by name
-GPU_QUERIES = ("models.backend", "cli.parse", "models.load", "evaluation.sampling", "evaluation.targets")
+GPU_QUERIES = (
+    "models.backend",
+    "cli.parse",
+    "models.load",
+    "evaluation.sampling",
+    "evaluation.targets",
+    "evaluation.jobs",
+)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from gtpo.cli.start import Start, drop_remote_settings, find_start, start_from
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings, settle_rivals
 from gtpo.errors import UsageError
 from gtpo.files import OUTPUTS, read_yaml
-from gtpo.models.backend import check_driver, choose_training_backend, gpu_is_available, load_backend, plans_unsloth
+from gtpo.models.backend import backend_of, check_driver, gpu_is_available, load_backend
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.models.memory import derived_micro_batch, scale_of
 from gtpo.processes import check_launch, check_launched, limit_openmp_spinning, world_size
@@ -70,6 +70,12 @@ class CommandLine:
         """The run that is named: a new one, one that is resumed, or one from an adapter."""
         return find_start(self.method, self.flags)
 
+    @cached_property
+    def preset(self) -> "Preset":
+        """That of the model on this machine."""
+        start = self.start
+        return preset_for(self.method, start.model, start.backend, start.use_cpu, start.dry_run)
+
 
 def read_command_line(method: str, words: Sequence[str] | None = None) -> CommandLine:
     """That of this process, or other words."""
@@ -79,19 +85,26 @@ def read_command_line(method: str, words: Sequence[str] | None = None) -> Comman
 def load_backend_of(line: CommandLine, classes: Classes) -> str:
     """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
-    The names of flags are checked first, because all that follows takes seconds. With ``--dry_run`` neither GPU nor
-    packages are needed.
+    With ``--dry_run`` neither GPU nor packages are needed.
     """
     if HELP_FLAGS & set(line.words):
         print_help(line.method, classes, _help_preset(line))
     if HELP_ALL in line.words:
         return "transformers"  # parse prints it and exits
+    backend = find_backend(line, classes)
+    return backend if line.start.dry_run else load_backend(backend)
+
+
+def find_backend(line: CommandLine, classes: Classes) -> str:
+    """The backend of a command line, after the checks that need neither PyTorch nor TRL, which take seconds."""
     given = check_flags(line.method, line.words, classes)
     check_launch(os.environ)
     start = line.start
     _check_inputs(line.method, start, given)
-    load = choose_training_backend if start.dry_run else load_backend
-    return load(start.backend, start.model)
+    use_cpu = start.use_cpu
+    if use_cpu is None:
+        use_cpu = line.preset.values().get("use_cpu", False)
+    return backend_of(start.backend, use_cpu, gpu_is_available())
 
 
 def _check_inputs(method: str, start: Start, given: Values) -> None:
@@ -122,7 +135,7 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     named = line.flags.keys()
     if not start.of_run:
         check_model_name(start.model)
-    preset = preset_for(method, start.model, start.backend, start.dry_run)
+    preset = line.preset
     of_preset = preset.values_for(*scale_of(start.model)) if preset.name == "own" else preset.values()
     parser.set_defaults_with_config(**read_settings(parser, preset.path, of_preset))
     plain = read_values(parser, [])
@@ -135,7 +148,8 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     parser.set_defaults_with_config(**of_file)
     values = read_values(parser, line.words)
     has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
-    check_values(values, has_gpu, has_gpu and plans_unsloth(values))
+    backend = backend_of(values["backend"], values["use_cpu"], has_gpu)
+    check_values(values, has_gpu, has_gpu and backend == "unsloth")
     stored = stored_prompt(start.stored)
     of_run = {name: stored[name] for name in stored.keys() - named}
     values |= read_texts({name: value for name, value in values.items() if name not in of_run}) | of_run
@@ -168,19 +182,22 @@ def preset_name(model: str) -> str:
     return "tiny" if is_tiny(model) else alias_of(model) or "own"
 
 
-def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Preset:
-    """The preset of a model on this machine.
+def preset_for(
+    method: str, model: str, backend: str | None = None, use_cpu: bool | None = None, dry_run: bool = False
+) -> Preset:
+    """The preset of a model on this machine, or with ``use_cpu`` on its CPU.
 
     A dry run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
     name = preset_name(model)
     needs_gpu = name in ("llama", "qwen") or backend == "unsloth"
-    has_gpu = (name != "tiny" or needs_gpu) and gpu_is_available()  # imports PyTorch
+    on_cpu = name == "tiny" or use_cpu
+    has_gpu = (needs_gpu or not on_cpu) and gpu_is_available()  # imports PyTorch
     if needs_gpu and not has_gpu and not dry_run:
-        on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
-        raise UsageError(check_driver() or f"--model {model} trains on a GPU, which PyTorch does not see: {on_cpu}.")
+        instead = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
+        raise UsageError(check_driver() or f"--model {model} trains on a GPU, which PyTorch does not see: {instead}.")
     on_gpu = has_gpu or needs_gpu
-    if name != "tiny" and not on_gpu and (fault := check_driver()):
+    if not on_cpu and not on_gpu and (fault := check_driver()):
         logger.warning("training runs on the CPU: %s", fault)
     return Preset(method, name, "gpu" if on_gpu else "cpu")
 

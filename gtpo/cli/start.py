@@ -32,11 +32,12 @@ class Start:
 
     ``config`` is the file of ``--config``, else that of the resumed ``run``, with its ``settings``; ``of_run``: a run
     has stored it, perhaps a stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run,
-    with its prompt.
+    with its prompt. ``use_cpu`` is None where neither file nor command line has it.
     """
 
     model: str
     backend: str
+    use_cpu: bool | None
     dry_run: bool
     run: RunDirectory | None
     config: str | None
@@ -70,8 +71,17 @@ def find_start(method: str, flags: Flags) -> Start:
         stored = RunDirectory(adapter.parent).read_config()
         model = stored["model"]
     backend = given.get("backend", ModelArguments.backend)
-    dry_run = (flags.get("dry_run", "no") or "yes").lower() in TRUE
-    return Start(model, backend, dry_run, run, config, settings, of_run, adapter, stored)
+    use_cpu = _switch("use_cpu", flags, settings)
+    dry_run = bool(_switch("dry_run", flags, {}))
+    return Start(model, backend, use_cpu, dry_run, run, config, settings, of_run, adapter, stored)
+
+
+def _switch(name: str, flags: Flags, settings: Values) -> bool | None:
+    """A setting that is true or false, of a command line, else of a file; None without it."""
+    if name in flags:
+        return (flags[name] or "yes").lower() in TRUE
+    value = settings.get(name)
+    return None if value is None else str(value).lower() in TRUE
 
 
 def _check_texts(settings: Values, config: str | None) -> None:

@@ -23,6 +23,7 @@ from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
 from gtpo.evaluation.sampling import Sampler, Sampling
 from gtpo.files import fingerprint
 from gtpo.grading.user_functions import load_rewards
+from gtpo.models.backend import backend_of, check_backend, gpu_is_available
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
@@ -153,7 +154,8 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
+    backend = backend_of(flags.backend, targets.is_tiny(model), gpu_is_available(), "vllm")  # tiny needs no engine
+    check_backend(backend)
     how = Sampling(
         flags.k,
         flags.temperature,

@@ -26,7 +26,7 @@ from gtpo.data.tokenizer import (
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Row
 from gtpo.evaluation.storage import Key, Keys, Questions, Rows
-from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
+from gtpo.models.backend import disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter, until_end
 
@@ -68,17 +68,6 @@ class Request:
 
 Requests = Sequence[Request]
 CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
-
-
-def choose_sampler(backend: str, tiny: bool) -> str:
-    """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model."""
-    if fault := check_compute_capability():
-        raise UsageError(fault)
-    if backend == "auto":
-        backend = "vllm" if gpu_is_available() and not tiny else "transformers"
-    if backend == "vllm":
-        check_version("vllm")
-    return backend
 
 
 def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: PromptArguments) -> Any:

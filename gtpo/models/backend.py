@@ -1,4 +1,4 @@
-"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere; which drivers and GPUs can.
+"""Which backend trains or samples: Unsloth or vLLM on a GPU, plain Transformers elsewhere; which drivers and GPUs can.
 
 Also the environment variables that have to be set before PyTorch or vLLM is imported.
 """
@@ -11,13 +11,11 @@ import shutil
 import subprocess
 import sys
 
-from gtpo.arguments import Values
 from gtpo.errors import UsageError
 
 logger = logging.getLogger(__name__)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
 
-BACKENDS = ("auto", "unsloth", "transformers")
 GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit weights where bitsandbytes is missing
     "unsloth": "2026.10.7",
     "unsloth_zoo": "2026.10.7",
@@ -125,19 +123,40 @@ def gpu_index() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def choose_training_backend(backend: str = "auto", model: str | None = None) -> str:
-    """ "unsloth" or "transformers"; ``auto`` is Unsloth on a GPU, except for the tiny model."""
-    if backend not in BACKENDS:
-        raise UsageError(f"--backend {backend!r} is unknown: pick one of {', '.join(BACKENDS)}.")
-    if backend == "auto":
-        return "unsloth" if model != "tiny" and gpu_is_available() else "transformers"
-    return backend
+def backend_of(asked: str, use_cpu: bool, has_gpu: bool, fast: str = "unsloth") -> str:
+    """What trains or samples: as asked, and of ``auto`` the fast one on a GPU, Transformers on a CPU.
+
+    Training, dry run, evaluation and study ask it.
+
+    Args:
+        asked: ``--backend``.
+        use_cpu: That of preset, file and command line together; the preset of the tiny base is for a CPU.
+        has_gpu: Whether the machine of the run has a GPU, which for a dry run may be another machine.
+        fast: ``unsloth``, which trains, or ``vllm``, which samples.
+    """
+    known = ("auto", fast, "transformers")
+    if asked not in known:
+        raise UsageError(f"--backend {asked!r} is unknown: pick one of {', '.join(known)}.")
+    if asked == "auto":
+        return fast if has_gpu and not use_cpu else "transformers"
+    return asked
 
 
-def plans_unsloth(values: Values) -> bool:
-    """Whether Unsloth trains a run with these settings on the machine that they are for, which may be another one."""
-    automatic = not values["use_cpu"] and values["model"] != "tiny"
-    return values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic)
+def check_backend(backend: str) -> None:
+    """UsageError for a GPU that is too old, and where Unsloth or vLLM cannot run; nothing is imported but PyTorch."""
+    if fault := check_compute_capability():
+        raise UsageError(fault)
+    if backend == "vllm":
+        check_version("vllm")
+    if backend == "unsloth":
+        if not gpu_is_available():
+            raise UsageError(check_driver() or "--backend unsloth needs a GPU: use --backend transformers.")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise UsageError(
+                "--backend unsloth trains on one GPU, and this is one of several: add --backend transformers."
+            )
+        for package in GPU_PACKAGES:
+            check_version(package)
 
 
 def uses_unsloth() -> bool:
@@ -147,23 +166,16 @@ def uses_unsloth() -> bool:
     return trl.GRPOTrainer.__name__.startswith("Unsloth")
 
 
-def load_backend(backend: str = "auto", model: str | None = None) -> str:
+def load_backend(backend: str = "auto", *, use_cpu: bool = False) -> str:
     """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
 
-    UsageError if the GPU is too old, or Unsloth is chosen and cannot run, in several processes, or is imported late.
+    UsageError as :func:`check_backend`, and if Unsloth is imported late.
     """
-    backend = choose_training_backend(backend, model)
-    if fault := check_compute_capability():
-        raise UsageError(fault)
+    backend = backend_of(backend, use_cpu, gpu_is_available())
+    check_backend(backend)
     disable_flashinfer_sampler()
     if backend == "transformers":
         return backend
-    if not gpu_is_available():
-        raise UsageError(check_driver() or "--backend unsloth needs a GPU: use --backend transformers.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UsageError("--backend unsloth trains on one GPU, and this is one of several: add --backend transformers.")
-    for package in GPU_PACKAGES:
-        check_version(package)
     early_imports = {"trl", "transformers", "peft"} & sys.modules.keys()
     if early_imports and "unsloth" not in sys.modules:
         raise UsageError(f"{sorted(early_imports)[0]} was imported before Unsloth: call load_backend() first.")

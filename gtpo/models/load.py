@@ -51,7 +51,9 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
             "starting vLLM: it compiles and captures CUDA graphs, a minute or two; a later start reuses them"
         )
     sequences = sequences_of(settings) if use_vllm else None
-    policy, tokenizer = build_policy(settings.model, backend, trainer.seed, sequences, settings.prompt)
+    policy, tokenizer = build_policy(
+        settings.model, backend, trainer.seed, sequences, settings.prompt, use_cpu=trainer.use_cpu
+    )
     if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
         atexit.register(distributed.destroy_process_group)
     if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
@@ -75,6 +77,7 @@ def build_policy(
     seed: int,
     sequences: int | None = None,
     prompt: PromptArguments | None = None,
+    use_cpu: bool = False,
 ) -> Loaded:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
@@ -89,8 +92,9 @@ def build_policy(
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    # In bfloat16 an update of 1e-6 of a weight is rounded away.
-    model, tokenizer = load_base(path, arguments.load_in_4bit, arguments.lora_rank == 0, prompt)
+    # In bfloat16 an update of 1e-6 of a weight is rounded away; a CPU computes in the precision of the weights.
+    full_precision = use_cpu or arguments.lora_rank == 0
+    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
     if arguments.lora_rank == 0:
         return model, tokenizer
     set_seed(seed)  # initial weights of the adapter

@@ -16,7 +16,7 @@ import yaml
 from gtpo.arguments import Settings, Values, alias_of
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
+from gtpo.models.backend import backend_of, gpu_index, gpu_is_available
 from gtpo.models.hub import hub_is_reachable, is_hub_id, load_config
 
 Parts = dict[str, float]  # name of a part -> its bytes, or GiB
@@ -152,7 +152,7 @@ def estimate(shape: Shape, values: Values) -> Parts:
     hidden = rows * length * shape.hidden_size * width
     one_layer = 2 * hidden + rows * length * width * shape.outputs
     layers_kept = shape.layers * (hidden if values["gradient_checkpointing"] else one_layer)
-    if plans_unsloth(values) and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
+    if _plans_unsloth(values) and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
     kv_cache = _generated(values) * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
     base_width = 4 if full else width  # as load_policy
@@ -185,7 +185,7 @@ def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
     """
     parts = {}
     slots = shape.lora(values["lora_rank"], ["all-linear"])
-    if plans_unsloth(values):
+    if _plans_unsloth(values):
         slots += lora
     else:
         weight = NF4_BYTES if values["load_in_4bit"] else 2
@@ -234,6 +234,11 @@ def verdict(shape: Shape, values: Values, free: float, total: float) -> str | No
         f"vLLM reserves {reserved:.1f} GiB, and is estimated to need {one:.1f} (`--gpu_memory_utilization {least:g}`) "
         f"next to {training:.1f} for training: set that, or lower --max_seq_length"
     )
+
+
+def _plans_unsloth(values: Values) -> bool:
+    """On the machine that the run is for."""
+    return backend_of(values["backend"], values["use_cpu"], has_gpu=True) == "unsloth"
 
 
 def _shares_with_vllm(values: Values) -> bool:

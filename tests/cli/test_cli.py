@@ -97,7 +97,7 @@ def test_the_preset_of_a_model(
             cli.preset_for(method, model, backend)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     for dry_run in (False, True):
-        assert cli.preset_for(method, model, backend, dry_run) == Preset(method, preset, with_gpu)
+        assert cli.preset_for(method, model, backend, None, dry_run) == Preset(method, preset, with_gpu)
 
 
 # ---- your own model ----

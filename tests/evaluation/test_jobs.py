@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from pytest import LogCaptureFixture, MonkeyPatch, mark, raises
 from gtpo.arguments import PromptArguments
 from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import load_benchmark
-from gtpo.evaluation import sampling
+from gtpo.evaluation import jobs, sampling
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.files import fingerprint
+from gtpo.models import backend
+from gtpo.models.backend import GPU_PACKAGES
+from gtpo.models.hub import TINY_BASE
 from gtpo.prompts import SYSTEM_PROMPT
 
 Store = Callable[..., Path]
@@ -138,16 +142,34 @@ def test_a_signal_says_how_to_continue(monkeypatch: MonkeyPatch, caplog: LogCapt
 
 
 def test_vllm_gets_its_flags_and_has_no_batch_size(
-    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+    outputs: Path, tiny: Path, tmp_path: Path, gpu: None, monkeypatch: MonkeyPatch
 ) -> None:
     started: list[tuple] = []
-    monkeypatch.setattr(sampling, "choose_sampler", lambda *_: "vllm")
+    monkeypatch.setattr(jobs, "check_backend", lambda _: None)
     monkeypatch.setattr(sampling, "VLLMSampler", lambda *arguments: started.append(arguments) or object())
     flags = EvaluationArguments(["arithmetic"], runs=["outputs/older"], gpu_memory_utilization=0.5)
     plan = plan_evaluation(flags)
     assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
     assert plan.load() is plan.load()
     assert started == [(str(tiny), plan.sampling, 4, 0.5)]
+
+
+@mark.parametrize("has_gpu", [True, False])
+@mark.parametrize("model", ["tiny", *sorted(map(str, TINY_BASE.parent.glob("base-*"))), "an own one"])
+def test_auto_is_vllm_on_a_gpu_but_for_the_tiny_base(
+    model: str, has_gpu: bool, tiny: Path, here: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """By its name and by its path; without vLLM of the tested version the others are refused."""
+    is_own = model == "an own one"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setattr(backend, "installed_version", GPU_PACKAGES.get)
+    flags = EvaluationArguments(["arithmetic"], model=str(tiny) if is_own else model)
+    [job] = plan_evaluation(flags).jobs
+    assert job.head.settings["backend"] == ("vllm" if is_own and has_gpu else "transformers")
+    monkeypatch.setattr(backend, "installed_version", lambda package: None)
+    with refused("vllm .* is needed") if is_own and has_gpu else nullcontext():
+        plan_evaluation(flags)
 
 
 def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Texts, tmp_path: Path) -> None:

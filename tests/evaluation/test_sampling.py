@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from helpers.files import read_json, write_json
 from helpers.refusals import refused
-from pytest import MonkeyPatch, fixture, raises, skip
+from pytest import MonkeyPatch, fixture, raises
 from transformers import AutoTokenizer
 
 from gtpo.data.load import load_benchmark
@@ -21,13 +21,11 @@ from gtpo.evaluation.sampling import (
     Request,
     Sampling,
     TransformersSampler,
-    choose_sampler,
     derived_seed,
     make_requests,
     plan_batches,
 )
 from gtpo.evaluation.storage import Key, keys_of
-from gtpo.models.backend import is_installed
 from gtpo.prompts import to_messages
 
 ROWS = load_benchmark("arithmetic")[:7]  # prompts of 21 to 45 tokens
@@ -142,18 +140,6 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny: Path) -> None:
 
 
 # vLLM
-
-
-def test_the_backend_follows_from_gpu_and_model(monkeypatch: MonkeyPatch) -> None:
-    if is_installed("vllm"):
-        skip("vllm is installed here")
-    for gpu, tiny in ((False, False), (True, True)):
-        monkeypatch.setattr(sampling, "gpu_is_available", lambda gpu=gpu: gpu)
-        assert choose_sampler("auto", tiny) == "transformers"
-    with refused("vllm"):
-        choose_sampler("auto", tiny=False)
-    monkeypatch.setattr(sampling, "check_version", lambda package: None)
-    assert choose_sampler("auto", tiny=False) == "vllm"
 
 
 def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) -> None:

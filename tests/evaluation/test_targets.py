@@ -250,7 +250,7 @@ def test_a_copy_is_asked_as_it_was_trained(
 ) -> None:
     """The prompt and the precision lie in the files of the tokenizer: what is next to the copy does not count."""
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: (None, tokenizer))
+    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_, **__: (None, tokenizer))
     flags = ["--model", str(tiny), "--dataset", "arithmetic", "--tags", THINK, "--system_prompt", "Be brief."]
     settings = parsed(*flags, "--chat_template_kwargs", '{"style": "plain"}')
     settings.model.load_in_4bit = True

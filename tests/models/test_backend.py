@@ -13,17 +13,17 @@ from helpers.scripts import run_process
 from helpers.unsloth import FakeUnsloth
 from pytest import MonkeyPatch
 
-from gtpo.cli.parse import load_backend_of, read_command_line
-from gtpo.evaluation.sampling import choose_sampler
+from gtpo.cli.parse import find_backend, load_backend_of, read_command_line
 from gtpo.models import backend
-from gtpo.models.backend import load_backend
+from gtpo.models.backend import backend_of, check_backend, load_backend
+from gtpo.models.hub import TINY_BASE
 from gtpo.processes import limit_openmp_spinning
 from train_gtpo import SETTINGS
 
 TABLES = tables_of(__file__)
 
 
-def backend_of(argv: str) -> str:
+def loaded(argv: str) -> str:
     """The backend of ``train_gtpo.py argv``."""
     return load_backend_of(read_command_line("gtpo", argv.split()), SETTINGS)
 
@@ -33,10 +33,10 @@ def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
     for name in ("auto", "transformers"):
         with refused(r"7\.0"):
-            load_backend(name, "llama")
+            load_backend(name)
     with refused(r"7\.0"):
-        choose_sampler("auto", tiny=True)
-    assert backend_of("--model llama --dry_run") == "unsloth"  # which needs neither GPU nor Unsloth
+        check_backend("transformers")  # of an evaluation
+    assert loaded("--model llama --dry_run") == "unsloth"  # which needs neither GPU nor Unsloth
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
     assert load_backend("transformers") == "transformers"
 
@@ -62,9 +62,32 @@ def test_vllm_samples_with_its_own_kernels(
         assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (expected == "0")  # Unsloth would set 1 again
 
 
-@pytest.mark.parametrize("argv", ["", "--model llama", "--backend=transformers"])
+@pytest.mark.parametrize(
+    ("asked", "use_cpu", "has_gpu", "expected"),
+    [
+        ("auto", False, True, "fast"),
+        ("auto", True, True, "transformers"),
+        ("auto", False, False, "transformers"),
+        ("auto", True, False, "transformers"),
+        ("fast", True, False, "fast"),  # check_backend refuses it where it cannot run
+        ("transformers", False, True, "transformers"),
+    ],
+)
+def test_auto_is_the_fast_backend_on_a_gpu(asked: str, use_cpu: bool, has_gpu: bool, expected: str) -> None:
+    assert backend_of(asked, use_cpu, has_gpu, "fast") == expected
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with refused("--backend 'vllm' is unknown: pick one of auto, unsloth, transformers"):
+        backend_of("vllm", use_cpu=False, has_gpu=True)
+
+
+@pytest.mark.parametrize("argv", ["", "--model smol", "--backend=transformers", "--model llama --dry_run"])
 def test_without_gpu_the_backend_is_transformers(argv: str, no_gpu: None) -> None:
-    assert backend_of(argv) == "transformers"
+    assert loaded(argv) == "transformers"
+
+
+BASES = sorted(str(path) for path in TINY_BASE.parent.glob("base-*"))
 
 
 @pytest.mark.parametrize(
@@ -72,24 +95,35 @@ def test_without_gpu_the_backend_is_transformers(argv: str, no_gpu: None) -> Non
     [
         ("", "transformers"),  # the default is --model tiny
         ("--model=tiny", "transformers"),
+        *[(f"--model {base}", "transformers") for base in BASES],  # as the study names them
         ("--model llama --backend transformers", "transformers"),
         ("--config mine.yaml", "transformers"),  # a YAML key is a flag
+        ("--config on_cpu.yaml", "transformers"),
+        ("--config on_cpu.yaml --use_cpu false", "unsloth"),
         ("--model llama", "unsloth"),
+        ("--model a/b", "unsloth"),
+        ("--model a/b --use_cpu true", "transformers"),
+        ("--model a/b --use_cpu", "transformers"),
+        ("--model tiny --use_cpu false", "unsloth"),
         ("--backend unsloth", "unsloth"),
+        ("--backend unsloth --use_cpu", "unsloth"),
     ],
 )
-def test_with_gpu_flags_and_files_choose_the_backend(
+def test_with_gpu_model_flags_and_files_choose_the_backend(
     argv: str, expected: str, unsloth: FakeUnsloth, here: Path
 ) -> None:
+    """The same in a plan, which needs no packages, and in the check of a study, which does not import them."""
     (here / "mine.yaml").write_text("backend: transformers\nmodel: llama\n")
-    assert backend_of(argv) == expected
+    (here / "on_cpu.yaml").write_text("model: a/b\nuse_cpu: true\n")
+    assert loaded(argv) == loaded(f"{argv} --dry_run") == expected
+    assert find_backend(read_command_line("gtpo", argv.split()), SETTINGS) == expected
 
 
 def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     """vLLM of each process would be on the first GPU."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with refused("add --backend transformers"):
-        backend_of("--model llama")
+        loaded("--model llama")
 
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
@@ -101,18 +135,18 @@ def test_another_version_of_a_gpu_package_is_refused(
     found = backend.GPU_PACKAGES | {package: "9.9"}
     monkeypatch.setattr(backend, "installed_version", found.get)
     with refused(f"{package} {pinned}.*9.9"):
-        backend_of("--model llama")
+        loaded("--model llama")
     monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
-    assert backend_of("--model llama") == "unsloth" and package in caplog.text
+    assert loaded("--model llama") == "unsloth" and package in caplog.text
     del found[package]
     with refused(f"{package} {pinned}.*none"):
-        backend_of("--model llama")
+        loaded("--model llama")
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with refused("unsloth_compiled_cache"):
-        backend_of("--model llama")
+        loaded("--model llama")
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
@@ -120,7 +154,7 @@ def test_a_package_imported_before_unsloth_is_named(package: str, unsloth: Any, 
     for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
         monkeypatch.delitem(sys.modules, name, raising=False)
     with refused(f"{package} was imported before Unsloth"):
-        load_backend("unsloth", "llama")
+        load_backend("unsloth")
 
 
 @pytest.mark.parametrize(("given", "expected"), TABLES["threads_spin_for_a_moment_unless_the_user_says_otherwise"])

@@ -74,13 +74,18 @@ def test_a_new_policy_is_the_base_by_its_seed(tiny: Path) -> None:
     assert tokenizer.padding_side == "left" and base.dtype == torch.float32
 
 
-def test_a_cpu_run_beside_a_gpu_says_so(unsloth: FakeUnsloth, caplog: LogCaptureFixture) -> None:
+def test_a_cpu_run_beside_a_gpu_says_so(
+    unsloth: FakeUnsloth, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+) -> None:
+    """Its weights are those of a machine without a GPU."""
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
     settings = parsed("--model", "tiny", "--run_name", "x")
     load_policy(settings, "unsloth")
     assert "--backend unsloth" not in caplog.text
     caplog.clear()
-    load_policy(settings, "transformers")
+    policy, _ = load_policy(settings, "transformers")
     assert "--backend unsloth" in caplog.messages[0]
+    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
 
 
 # ---- errors ----

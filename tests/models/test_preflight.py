@@ -72,7 +72,7 @@ def test_an_older_driver_is_named_without_a_gpu(
     with refused(f"{OLD}.*R580"):
         parsed("--model", "llama")
     with refused(f"{OLD}.*R580"):
-        load_backend("unsloth", "a/b")
+        load_backend("unsloth")
     cli.preset_for("gtpo", "a/b")
     assert [OLD in message for message in caplog.messages] == [True]
     cli.preset_for("gtpo", "tiny")
@@ -137,7 +137,7 @@ def test_scripts_check_before_they_download(machine: None, monkeypatch: MonkeyPa
     settings = settings_of()
     monkeypatch.setattr("train_gtpo.parse", lambda *_: settings)
     monkeypatch.setattr("gtpo.data.load.load_train", lambda *_: pytest.fail("rows were loaded"))
-    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_, **__: pytest.fail("the model was loaded"))
     set_free(monkeypatch, 2.0)
     with refused("2.0 of 80.0 GiB"):
         train_gtpo.main()

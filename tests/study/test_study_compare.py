@@ -268,6 +268,17 @@ def test_a_line_is_printed_before_trl_is_imported(
     assert capsys.readouterr().out.startswith("Checking 2 arms from wrong-mode: ")
 
 
+def test_a_backend_that_cannot_run_is_found_before_the_first_run(gpu: None, here: Path) -> None:
+    """Unsloth would train a base of yours, and is not installed; the tiny base is trained on the CPU."""
+    for name in ("my_train.csv", "my_test.csv"):
+        Path(name).write_text("question,answer\n1 + 1?,2\n2 + 1?,3\n3 + 1?,4\n4 + 1?,5\n")
+    given = {"set": {"dataset": "my_train.csv", "prompt_column": "question"}, "benchmark": "my_test.csv"}
+    with refused("unsloth .* is needed, installed is none"):
+        check(own(**given))
+    Path("gtpo").symlink_to(ROOT / "gtpo")
+    assert [base.name for base in check(compared(**given))] == ["wrong-mode"]
+
+
 def test_a_file_that_has_changed_is_named(here: Path) -> None:
     """Code, rows and weights; a directory of before has a hash of the code without its name."""
     given = {"arms": ["grpo", "mine.py:Mine"], "set": {"dataset": "my_train.csv"}}

@@ -199,7 +199,7 @@ def test_the_process_group_of_vllm_ends_at_exit(plain: Any, monkeypatch: MonkeyP
     loaded = SimpleNamespace(), SimpleNamespace(init_kwargs={})
     with monkeypatch.context() as patched:
         patched.setattr("atexit.register", at_exit.append)
-        patched.setattr("gtpo.models.load.build_policy", lambda *_: loaded)
+        patched.setattr("gtpo.models.load.build_policy", lambda *_, **__: loaded)
         load_policy(parsed("--model", "tiny"), "unsloth")
     trainer = plain(max_steps=2)
     run(trainer, settings_of(trainer), None)
