@@ -1,4 +1,4 @@
-"""Time, memory and accuracy of the head and the objective: ours, TRL's and Liger's.
+"""Time, memory and accuracy of the head and the objective: ours, TRL's, Liger's, and bare matmuls.
 
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
@@ -9,6 +9,7 @@ One step: conflict weights, log-probabilities, entropy, loss, and its gradient w
 peer runs its own code, imported from its package (`make bench`); for one that cannot run, the results have
 the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or wall time. Each peak is the memory
 that one step adds, measured in a fresh process. Liger's loss returns no log-probabilities: its errors are not measured.
+The limit is the two matmuls of the head alone, in its tiles.
 """
 
 import argparse
@@ -31,10 +32,11 @@ import torch.nn.functional as F  # noqa: E402
 from timing import added_mib, medians, peak_in_own_process, provenance, run_benchmark  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from gtpo.forward.head import linear_logps_and_entropy  # noqa: E402
+from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
 
 OURS = "ours"
+LIMIT = "limit"
 TABLE = "loss.md.jinja"
 CONFIDENT = 0.99
 
@@ -141,6 +143,16 @@ def liger_step(case: Case) -> Tensor:
     return hidden.grad
 
 
+def limit_step(case: Case) -> Tensor:
+    hidden = case.hidden.flatten(0, 1)
+    gradient = torch.empty_like(hidden)
+    rows, columns = TILES[hidden.device.type]
+    for states, out in zip(hidden.split(rows), gradient.split(rows), strict=True):
+        for weight in case.weight.split(columns):
+            torch.mm(states @ weight.T, weight, out=out)
+    return gradient
+
+
 Step = Callable[[], Tensor]  # the gradient with respect to the hidden states
 
 
@@ -230,7 +242,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         case = make_case(shape, args.group, args.length, args.device)
         steps, reasons = implementations(case)
         shapes[shape] = {
-            "seconds": medians(steps, args.rounds, args.device),
+            "seconds": medians(steps | {LIMIT: partial(limit_step, case)}, args.rounds, args.device),
             "reasons": reasons,
             "accuracy": accuracy(case.first(2), list(steps)),
             "peak_mib": {name: peak_of(name, shape, args) for name in steps},
