@@ -27,7 +27,7 @@ from gtpo.runs.start import check_run, start_run
 from gtpo.training.best_adapter import BestAdapter
 from gtpo.training.export import save_adapter
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
-from gtpo.training.metrics_writer import MetricsWriter, restore_metrics
+from gtpo.training.metrics_writer import MetricsWriter, UnloggedMetrics, restore_metrics
 from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.refusals import check_embeddings, check_unused
 
@@ -103,6 +103,7 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     for callback in (
         MetricsWriter(run, start_wandb(settings) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
+        UnloggedMetrics(trainer),
         CompleteCheckpoints(trainer),
         StopOnNonFinite(trainer),
         StopOnSignal(trainer),  # last: it ends the process after the others

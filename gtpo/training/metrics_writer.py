@@ -8,12 +8,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gtpo.arguments import Values
-from gtpo.files import open_regular, write_atomically
+from gtpo.files import open_regular, read_regular, write_atomically
 from gtpo.processes import is_main_process
 from gtpo.runs.directory import RunDirectory, is_held_out
 
 logger = logging.getLogger(__name__)
 
+UNLOGGED = "unlogged.json"  # in a checkpoint
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
 
 
@@ -52,6 +53,44 @@ class MetricsWriter(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.wandb_run is not None:
             self.wandb_run.finish()
+
+
+class UnloggedMetrics(TrainerCallback):
+    """A checkpoint between two lines keeps what the next line is a mean of; best/ follows these lines.
+
+    Private attributes of the trainers: ``_metrics`` and ``_tokens`` (values since the last line), ``_tr_loss`` and
+    ``_globalstep_last_logged`` (the sum of the losses since that step). Add it before CompleteCheckpoints.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        trainer = self.trainer
+        since = trainer._globalstep_last_logged
+        loss = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()  # every process calls it
+        if since < state.global_step and is_main_process():
+            found = {"since": since, "loss": loss, "metrics": trainer._metrics["train"], "tokens": self._tokens}
+            file = RunDirectory(args.output_dir).checkpoint(state.global_step) / UNLOGGED
+            write_atomically(file, json.dumps(found))
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        file = RunDirectory(args.output_dir).checkpoint(state.global_step) / UNLOGGED
+        if not (state.global_step and file.is_file()):
+            return
+        found = json.loads(read_regular(file))
+        trainer = self.trainer
+        trainer._globalstep_last_logged = found["since"]
+        trainer._tr_loss = trainer._tr_loss + found["loss"]
+        for name, values in found["metrics"].items():
+            trainer._metrics["train"][name][:0] = values
+        self._tokens[:0] = found["tokens"]
+
+    @property
+    def _tokens(self) -> list[int]:
+        """Those of the micro-batches of SFT."""
+        counts = getattr(self.trainer, "_tokens", None)
+        return [] if counts is None else counts["train"]  # type: ignore[no-any-return]
 
 
 def _line(logs: Values, step: int, args: Any) -> Values:

@@ -182,6 +182,28 @@ def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path)
     assert best_of(tmp_path) == {"accuracy": logged[step], "step": step}
 
 
+def test_a_line_over_a_resume_is_that_of_the_undisturbed_run(plain: Any, tmp_path: Path) -> None:
+    """A checkpoint two steps after a line: loss, metrics and best/ are means of all five steps."""
+
+    def train_to(name: str, checkpoint: str | None = None) -> None:
+        trainer = plain(name, max_steps=15, logging_steps=5, save_steps=7)
+        attach_callbacks(trainer, settings_of(trainer), RunDirectory(trainer.args.output_dir))
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    train_to("whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    checkpoint = tmp_path / "cut" / "checkpoint-7"
+    assert read_json(checkpoint / "unlogged.json")["since"] == 5 and damage(checkpoint) is None
+    train_to("cut", str(checkpoint))
+    whole, cut = metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "cut")
+    names = {name for name in whole[1] if "time" not in name and "per_second" not in name}
+    assert [line["step"] for line in cut] == [5, 10, 15] and "loss" in names
+    for line, expected in zip(cut, whole, strict=True):
+        assert {name: line[name] for name in names} == pytest.approx({name: expected[name] for name in names}, rel=1e-6)
+    assert best_of(tmp_path / "cut") == best_of(tmp_path / "whole")
+    assert not (tmp_path / "whole" / "checkpoint-15" / "unlogged.json").exists()
+
+
 def test_a_damaged_best_is_not_kept(tracked: Any, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     tracked(max_steps=4).train()
     best = tmp_path / "best"
