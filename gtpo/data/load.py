@@ -338,6 +338,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
     named = named_columns(flags)
     needed = ("prompt",) if graded is None else ("prompt", "answer")
     lists = []
+    sentences = []
 
     def read(value: Any, place: str) -> str | None:
         """An answer of your data as text; None for a gold answer that no completion can give."""
@@ -349,6 +350,8 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
             return None
         if (elements and len(elements) > 1) or DECIMAL_COMMA.fullmatch(answer):
             lists.append(f"{answer!r} ({place})")
+        elif graded and is_sentence(answer):
+            sentences.append(f"{answer!r} ({place})")
         return answer
 
     table = read_table(source, flags, split)
@@ -361,7 +364,17 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
             lists[0],
             flags.answer_list,
         )
+    if sentences:
+        what = f"{len(sentences)} of {len(table.rows)} gold answers are sentences, such as {sentences[0]}"
+        logger.warning("%s: %s: only the same words are right; write the value alone", source, what)
     return picked
+
+
+def is_sentence(answer: str) -> bool:
+    """Whether a gold answer has four words or more, and is not equal to the last number in it."""
+    numbers = re.findall(r"-?\d+(?:[.,]\d+)*", answer)
+    has_words = len(answer.split()) >= 4 and len(re.findall(r"[^\W\d_]{2,}", answer)) >= 3
+    return has_words and not any(is_correct(number, answer) for number in numbers[-1:])
 
 
 def _pick(

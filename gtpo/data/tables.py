@@ -144,9 +144,22 @@ def _read_jsonl(path: Path) -> Numbered:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield number, {**json.loads(line, object_pairs_hook=_object)}
+                    row = {**json.loads(line, object_pairs_hook=_object)}
                 except (TypeError, ValueError) as error:
                     raise ValueError(f"line {number} is not a JSON object: {error}") from error
+                if "\\u" in line:
+                    for column, value in row.items():
+                        refuse_half_characters(value, f"line {number}, column {column!r}")
+                yield number, row
+
+
+def refuse_half_characters(value: Any, where: str) -> None:
+    """A UsageError for one half of a surrogate pair, which JSON can write and no tokenizer can read."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise UsageError(f"{where} has {half}, half of a character: write the whole one, or remove it.") from error
 
 
 def _object(pairs: list[Any]) -> Row:

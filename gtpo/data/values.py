@@ -7,6 +7,7 @@ import reprlib
 from decimal import Decimal
 from typing import Any
 
+from gtpo.data.tables import refuse_half_characters
 from gtpo.errors import UsageError
 from gtpo.grading import last_boxed, listed
 
@@ -85,6 +86,7 @@ def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
             return value
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
+        refuse_half_characters(value, f"{where}, the prompt,")
     if not isinstance(value, list) or not all(
         isinstance(turn, dict) and "role" in turn and isinstance(turn.get("content"), str) for turn in value
     ):

@@ -1,14 +1,18 @@
 """Gold answers as other projects store them: solutions, lists as text, objects, missing values. Right, or refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.files import tables_of, write_lines
+from helpers.refusals import refused
+from pandas import DataFrame
 from pytest import LogCaptureFixture
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, load_user_benchmark
+from gtpo.data.load import is_sentence, load_train, load_user_benchmark
+from gtpo.data.tables import read_file
 from gtpo.data.values import to_answer
 from gtpo.grading import is_correct, listed
 
@@ -114,3 +118,54 @@ def test_a_dotted_name_is_a_field(tmp_path: Path) -> None:
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "a.b": "1", "a": {"b": "2"}}]
     assert load_train(DataArguments(write(tmp_path / "own.jsonl", rows), answer_column="a.b"))["answer"][:] == ["1"]
+
+
+SENTENCES = [
+    ("She has 4 books in total.", True),
+    ("The train arrives in the evening", True),
+    ("It takes 2 hours and 5 minutes", True),
+    ("The answer is 4", False),  # 4 is right
+    ("There are 5 apples.", False),
+    ("the odd ones", False),  # three words may be a name
+    ("x = 3 y + 2 z", False),
+    (r"\frac{1}{2} + \sqrt{3} x", False),
+    ("4", False),
+]
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_gold_answers_that_only_a_copy_equals_are_counted(
+    graded: bool, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    """In one line, with the first of them; for training and for a benchmark, unless another reward decides."""
+    rows = [{"prompt": f"{i}?", "answer": gold} for i, (gold, _) in enumerate([("7", False), *SENTENCES])]
+    source = write(tmp_path / "own.jsonl", rows)
+    assert [is_sentence(gold) for gold, _ in SENTENCES] == [expected for _, expected in SENTENCES]
+    load_train(DataArguments(source), graded=graded)
+    load_user_benchmark("own", source, DataArguments(), with_grader=not graded)
+    said = "3 of 10 gold answers are sentences, such as 'She has 4 books in total.' (line 2 of"
+    assert [said in message for message in caplog.messages] == [True] * 2 * graded
+
+
+HALF = r'{"prompt": "2 + %s?", "answer": "%s", "more": [{"a": "%s"}]}'
+
+
+@pytest.mark.parametrize(("texts", "column"), [((0, "", ""), "prompt"), (("", 0, ""), "answer"), (("", "", 0), "more")])
+def test_half_a_character_is_refused_by_line_and_column(texts: Any, column: str, tmp_path: Path) -> None:
+    """JSON can write it; the whole one and other escapes are text. No tokenizer takes it."""
+    path = tmp_path / "own.jsonl"
+    good = HALF % (r"\ud83d\ude00", r"2 \u00e9", r"\u4e00")
+    bad = HALF % tuple(r"\ud83d" if text == 0 else text for text in texts)
+    path.write_text(f"{good}\n{good}\n{bad}\n")
+    with refused(rf"own.jsonl cannot be read: line 3, column '{column}' has '.ud83d', half of a character"):
+        read_file(path)
+    path.write_text(f"{good}\n")
+    assert read_file(path).rows[0][0]["prompt"] == "2 + \U0001f600?"
+
+
+def test_half_a_character_of_a_conversation_in_a_cell_is_refused(tmp_path: Path) -> None:
+    cell = json.dumps([{"role": "user", "content": "2 \ud83d?"}])
+    frame = DataFrame({"prompt": ["1?", cell], "answer": ["1", "2"]})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    with refused(r"line 3 of .*own.csv, the prompt, has '.ud83d', half of a character"):
+        load_train(DataArguments(str(tmp_path / "own.csv")))
