@@ -117,12 +117,10 @@ def _check_inputs(method: str, start: Start, given: Values) -> None:
     if not start.of_run:
         check_model_name(start.model)
     with suppress(TypeError):  # of a number in quotes in a file, which the parser of all settings reads
-        sizes = check_inputs(method, values)
-        if not start.dry_run:
-            refuse_few_rows(*sizes)
+        refuse_few_rows(*check_inputs(method, values))
     path = start.run.path if start.run else _run_directory(method, start.model, values, given.keys())
-    if path and not start.dry_run:
-        check_directory(path, bool(start.run), "overwrite" in given)
+    if path:
+        check_directory(path, bool(start.run), "overwrite" in given, lock=not start.dry_run)
 
 
 def parse(line: CommandLine, classes: Classes) -> Settings:

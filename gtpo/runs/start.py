@@ -38,17 +38,22 @@ _locks: dict[str, FileLock] = {}  # held until the process ends
 def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None:
     """Check that the run can start, before a model is loaded and anything written; the checkpoint to resume from.
 
-    ``rows`` and ``held_out``: sequences of training and held-out rows.
+    ``rows`` and ``held_out``: sequences of training and held-out rows. A dry run takes no lock; rows that it has not
+    asked the Hub for are empty, and count as those of the run.
     """
     completions = settings.completions_per_step * world_size()
     prompts = completions // settings.group_size
-    refuse_few_rows(len(rows), prompts)
-    settings.made_from |= made_from(settings, rows, held_out)
-    settings.prompt_keys = _trained_prompts(settings, rows)
-    _check_reporters(settings.trainer.report_to)
     run = RunDirectory(settings.output_dir)
     start = settings.run
-    check_directory(run.path, bool(start.resume), start.overwrite)
+    if len(rows) or not start.dry_run:
+        refuse_few_rows(len(rows), prompts)
+    settings.made_from |= made_from(settings, rows, held_out)
+    if start.dry_run and not (len(rows) and rows[0]["prompt"]):
+        stored = run.read_environment().get("made_from", {})
+        settings.made_from |= {name: stored[name] for name in ROWS & stored.keys()}
+    settings.prompt_keys = _trained_prompts(settings, rows)
+    _check_reporters(settings.trainer.report_to, plan=start.dry_run)
+    check_directory(run.path, bool(start.resume), start.overwrite, lock=not start.dry_run)
     if start.resume:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:
@@ -61,8 +66,8 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
     return None
 
 
-def _check_reporters(names: list[str]) -> None:
-    """UsageError for one that Transformers does not know, or whose package is missing."""
+def _check_reporters(names: list[str], plan: bool = False) -> None:
+    """UsageError for one that Transformers does not know, or whose package is missing, which a plan does not need."""
     from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
     installed = [*get_available_reporting_integrations(), "flyte"]  # which is not looked for
@@ -71,7 +76,7 @@ def _check_reporters(names: list[str]) -> None:
             found = get_reporting_integration_callbacks(name)  # none of "none"
         except ValueError as error:
             raise UsageError(f"--report_to {name}: {first_line(error)}; or set --report_to none.") from error
-        if found and name not in installed:
+        if found and name not in installed and not plan:
             raise UsageError(f"--report_to {name}: its package is not installed: install it, or set --report_to none.")
 
 
@@ -81,14 +86,14 @@ def refuse_few_rows(rows: int, prompts: int) -> None:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: add --prompts_per_step 1.")
 
 
-def check_directory(path: str | Path, resume: bool, overwrite: bool) -> None:
-    """Lock a run that exists; refuse a directory of another program, and a new run where there is one."""
+def check_directory(path: str | Path, resume: bool, overwrite: bool, lock: bool = True) -> None:
+    """Lock a run that exists, if asked to; refuse a directory of another program, and a new run where there is one."""
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if not is_main_process():  # the other processes find what the main one has created
         return
     run = RunDirectory(path)
-    if run.lock.exists():
+    if lock and run.lock.exists():
         _lock(run)
     if resume or not run.has_content:
         return

@@ -59,10 +59,10 @@ def train_policy(
     else:
         rows = to_demonstrations(rows, settings.prompt.template_kwargs)
         held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
+    checkpoint = check_run(settings, rows, held_out)
     if settings.run.dry_run:
         sys.stdout.write(dry_run(settings, rows))
         return
-    checkpoint = check_run(settings, rows, held_out)
     policy, tokenizer = load_policy(settings, backend)
     if rewards_in:
         options["reward_funcs"] = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from helpers.runs import checkpoint, fake_run, rows_of
 from helpers.settings import parsed
 from pytest import MonkeyPatch
 
+from gtpo.runs import start as start_module
 from gtpo.runs.directory import RunDirectory, how_to_continue
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, held_run, start_run
@@ -233,6 +234,53 @@ def test_alias_and_hub_id_are_the_same_policy(run: Path) -> None:
     settings.model.model = "llama"
     with refused("--model llama .before: qwen."):
         check_run(settings, rows=rows_of(10))
+
+
+def plan(run: Path, *argv: str, rows: Any = None) -> str | None:
+    return check_run(parsed("--dry_run", "--output_dir", str(run), *argv), rows_of(10) if rows is None else rows)
+
+
+def test_a_plan_makes_the_checks_of_a_run_and_takes_no_lock(run: Path, tmp_path: Path) -> None:
+    """Too few rows, a directory that exists, changed settings, a reporter; the run may be training."""
+    assert plan(run) is None and not run.exists()
+    with refused("10 training rows are too few for a step of 11 prompts"):
+        plan(run, "--prompts_per_step", "11")
+    with refused("--report_to wandbb"):
+        plan(run, "--report_to", "wandbb")
+    start(run)
+    checkpoint(run, 5)
+    with refused("run exists: --resume continues"):
+        plan(run)
+    with refused("cannot be resumed with --lora_rank 5"):
+        plan(run, "--resume", "--lora_rank", "5")
+    with refused("cannot be resumed with changed rows"):
+        plan(run, "--resume", rows=rows_of(11))
+    for held in start_module._locks.values():  # another process trains it
+        held.release(force=True)
+    start_module._locks.clear()
+    with FileLock(run / "run.lock"):
+        assert plan(run, "--resume") == str(run / "checkpoint-5")
+        with refused("in use by another process"):
+            check_run(parsed("--resume", str(run)), rows_of(10))
+
+
+def test_rows_that_a_plan_has_not_asked_the_hub_for_count_as_those_of_the_run(run: Path) -> None:
+    """Of a dataset whose number of rows is known, and of one whose is not."""
+    start(run)
+    checkpoint(run, 5)
+    for unread in ([{"prompt": "", "answer": ""}] * 10, []):
+        assert plan(run, "--resume", rows=unread) == str(run / "checkpoint-5")
+    with refused("0 training rows"):
+        check_run(parsed("--resume", str(run)), [])
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_plan_needs_no_package_of_a_reporter(is_installed: bool, run: Path, monkeypatch: MonkeyPatch) -> None:
+    names = ["tensorboard"] * is_installed
+    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", lambda: names)
+    plan(run, "--report_to", "tensorboard")
+    with nullcontext() if is_installed else refused("--report_to tensorboard: its package is not installed"):
+        check_run(parsed("--output_dir", str(run), "--report_to", "tensorboard"), rows_of(10))
 
 
 def test_a_step_has_the_prompts_of_all_processes(run: Path, monkeypatch: MonkeyPatch) -> None:
