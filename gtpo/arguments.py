@@ -27,14 +27,6 @@ MODEL_ALIASES = {
 }
 
 
-def alias_of(model: str) -> str:
-    """The short name of a model that has one, by that name or by its Hub id; else empty."""
-    for alias, target in MODEL_ALIASES.items():
-        if model in (alias, target):
-            return alias
-    return ""
-
-
 def hub_name(model: str) -> str:
     """The Hub id behind a short name; any other model under its own name."""
     return MODEL_ALIASES.get(model, model)
@@ -244,7 +236,7 @@ class ModelArguments:
     model: str = option(
         "tiny",
         "tiny, smol (SmolLM2-135M), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), Hub id or path; or a "
-        "run, or its adapter/, to train further as a new run.",
+        "run, or an adapter by TRL or PEFT, to train further as a new run.",
     )
     initial_adapter: str | None = option(None, "The adapter that training starts from: --model RUN sets it.")
     backend: str = option("auto", "unsloth or transformers; auto: unsloth on a GPU, transformers without one.")
@@ -336,6 +328,7 @@ class Settings:
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
     settings: Any = None  # the dataclass Settings of --objective
+    source: Any = None  # the ModelSource of --model
     given: Values = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
     made_from: Values = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
     prompt_keys: bytes = b""  # of the training prompts, in prompts.bin

@@ -10,7 +10,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from gtpo.arguments import MODEL_ALIASES
+from gtpo.arguments import hub_name
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.reports.curves import PANELS, add_legend, arm_of, grid, interval, line_styles, plot_ln2, plot_mean
@@ -132,7 +132,7 @@ def _over_k(scored: DataFrame, score: str) -> DataFrame:
 def _base_of(results: Results, benchmark: str | None, model: str) -> DataFrame:
     """The evaluations of a base model before training, among those of several."""
     scored = results.scored("base", benchmark)
-    name = Path(MODEL_ALIASES.get(model, model)).name.lower()  # Unsloth's copy has it in its name too
+    name = Path(hub_name(model)).name.lower()  # Unsloth's copy has it in its name too
     return scored[[name in entry["label"].lower() for entry in scored.get("entry", ())]]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series, concat, read_parquet
 
-from gtpo.arguments import MODEL_ALIASES
+from gtpo.arguments import hub_name
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import read_regular
@@ -228,7 +228,7 @@ def _expected_model(run: RunDirectory, models: Mapping[str, str]) -> str | None:
     if expected is None:
         return None
     stored = run.read_config().get("model", expected)
-    if MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(expected, expected):
+    if hub_name(stored) == hub_name(expected):
         return None
     return expected
 

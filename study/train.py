@@ -91,7 +91,7 @@ def main(only_read: bool = False) -> Settings:
     from gtpo import GRPOTrainer, GTPOTrainer
     from gtpo.data.load import load_rows
     from gtpo.grading.user_functions import load_rewards
-    from gtpo.models.load import load_policy, load_tokenizer, resolve_model, source_options
+    from gtpo.models.load import load_policy, load_tokenizer
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.hooks import load_objective
     from gtpo.training.loop import run
@@ -105,10 +105,9 @@ def main(only_read: bool = False) -> Settings:
     checkpoint = check_run(settings, rows)
     if only_read:
         kind.check_settings(settings.trainer)
-        path = resolve_model(settings.model.model)
-        load_tokenizer(path, source_options(path), settings.prompt)
+        load_tokenizer(settings.source, settings.prompt)
         return settings
-    policy, tokenizer = load_policy(settings, backend)
+    policy, tokenizer = load_policy(settings, backend, checkpoint)
     start_run(settings)
     options = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
     options["tags"] = settings.prompt.format_tags

@@ -18,9 +18,9 @@ from gtpo.arguments import read_texts
 from gtpo.data.tables import read_file
 from gtpo.evaluation.records import read_entries
 from gtpo.evaluation.scores import write_results
-from gtpo.evaluation.targets import adapter_config
 from gtpo.files import apply_umask, fingerprint, open_regular, remove, replace_directory, write_atomically
 from gtpo.models.hub import check_model_files
+from gtpo.models.source import ModelSource
 from gtpo.reports.html import _shown_tables
 from gtpo.runs.directory import RunDirectory, damage
 from paper.results import read_results
@@ -145,7 +145,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "results.json": lambda d: read_entries(d / "results.json"),
     "old results": lambda d: write_results((d / "old results").rename(d / "results.json").parent, []),
     "evaluation.json": lambda d: condensed(d),
-    "adapter_config.json": lambda d: adapter_config(d),
+    "adapter_config.json": lambda d: ModelSource("", "", "", d).lora,
     "model.safetensors": lambda d: check_model_files(d),
     "prompt.txt": lambda d: read_texts({"system_prompt": str(d / "prompt.txt")}),
 }

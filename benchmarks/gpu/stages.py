@@ -40,6 +40,7 @@ from checks import (  # noqa: E402
 from gtpo.evaluation.storage import read_completions  # noqa: E402
 from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
+from gtpo.models.source import model_source  # noqa: E402
 from gtpo.runs.directory import RunDirectory  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
@@ -417,7 +418,7 @@ def timed(run: Path) -> dict[str, Any]:
         "seconds_of_a_step": seconds,
         "longest": longest,
         "tokens_per_second": tokens / seconds,
-        "plan_gib": estimate(shape_of(settings["model"]), settings),
+        "plan_gib": estimate(shape_of(model_source(settings["model"])), settings),
         "peak_gib": phases.get("used_gib"),
         "peak_gib_by_phase": phases["peak"],
     }

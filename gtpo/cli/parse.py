@@ -21,7 +21,6 @@ from gtpo.arguments import (
     PromptArguments,
     Settings,
     Values,
-    alias_of,
     fields_of,
     name_of,
     read_texts,
@@ -36,8 +35,8 @@ from gtpo.cli.validation import batch_geometry, check_values, evaluation_setting
 from gtpo.errors import UsageError
 from gtpo.files import OUTPUTS, read_yaml
 from gtpo.models.backend import backend_of, check_driver, gpu_is_available, load_backend
-from gtpo.models.hub import check_model_name, is_tiny
-from gtpo.models.memory import derived_micro_batch, scale_of
+from gtpo.models.memory import derived_micro_batch, known_shape, scale_of
+from gtpo.models.source import LARGE, TINY, ModelSource, model_source
 from gtpo.processes import check_launch, check_launched, limit_openmp_spinning, world_size
 from gtpo.runs.directory import RunDirectory, completions_of_step
 
@@ -74,7 +73,7 @@ class CommandLine:
     def preset(self) -> "Preset":
         """That of the model on this machine."""
         start = self.start
-        return preset_for(self.method, start.model, start.backend, start.use_cpu, start.dry_run)
+        return preset_for(self.method, start.source, start.backend, start.use_cpu, start.dry_run)
 
 
 def read_command_line(method: str, words: Sequence[str] | None = None) -> CommandLine:
@@ -112,13 +111,11 @@ def _check_inputs(method: str, start: Start, given: Values) -> None:
     from gtpo.cli.early import check_inputs  # they import more than `--help` needs
     from gtpo.runs.start import check_directory, refuse_few_rows
 
-    values = Preset(method, preset_name(start.model), "cpu").values()
+    values = Preset(method, start.source.preset, "cpu").values()
     values |= {name_of(key): value for key, value in start.settings.items()} | given
-    if not start.of_run:
-        check_model_name(start.model)
     with suppress(TypeError):  # of a number in quotes in a file, which the parser of all settings reads
         refuse_few_rows(*check_inputs(method, values))
-    path = start.run.path if start.run else _run_directory(method, start.model, values, given.keys())
+    path = start.run.path if start.run else _run_directory(method, start.source, values, given.keys())
     if path:
         check_directory(path, bool(start.run), "overwrite" in given, lock=not start.dry_run)
 
@@ -131,10 +128,8 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
         print_all(parser, _help_preset(line))
     start = line.start
     named = line.flags.keys()
-    if not start.of_run:
-        check_model_name(start.model)
     preset = line.preset
-    of_preset = preset.values_for(*scale_of(start.model)) if preset.name == "own" else preset.values()
+    of_preset = preset.values_for(*scale_of(start.source)) if preset.name == "own" else preset.values()
     parser.set_defaults_with_config(**read_settings(parser, preset.path, of_preset))
     plain = read_values(parser, [])
     parser.set_defaults_with_config(**_of_this_machine(start, of_preset))
@@ -151,11 +146,12 @@ def parse(line: CommandLine, classes: Classes) -> Settings:
     stored = stored_prompt(start.stored)
     of_run = {name: stored[name] for name in stored.keys() - named}
     values |= read_texts({name: value for name, value in values.items() if name not in of_run}) | of_run
-    if start.adapter:
-        values |= start_from(start.adapter, start.stored, named)
+    values["model"] = start.source.name
+    if start.source.adapter:
+        values |= start_from(start.source, named)
     changed = {name for name, value in values.items() if value != plain[name]}
-    _derive(method, preset, start, values, named)
-    return _build_settings(method, classes, values, frozenset(changed))
+    _derive(method, start, values, named)
+    return _build_settings(method, classes, values, frozenset(changed), start.source)
 
 
 def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
@@ -175,29 +171,24 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
 # The preset, the run and the machine
 
 
-def preset_name(model: str) -> str:
-    """``own``, or the alias of a model that is named by it or by its Hub id; ``tiny`` for the directory of one."""
-    return "tiny" if is_tiny(model) else alias_of(model) or "own"
-
-
 def preset_for(
-    method: str, model: str, backend: str | None = None, use_cpu: bool | None = None, dry_run: bool = False
+    method: str, source: ModelSource, backend: str | None = None, use_cpu: bool | None = None, dry_run: bool = False
 ) -> Preset:
     """The preset of a model on this machine, or with ``use_cpu`` on its CPU.
 
     A dry run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
-    name = preset_name(model)
-    needs_gpu = name in ("llama", "qwen") or backend == "unsloth"
-    on_cpu = name == "tiny" or use_cpu
+    needs_gpu = source.preset in LARGE or backend == "unsloth"
+    on_cpu = source.is_tiny or use_cpu
     has_gpu = (needs_gpu or not on_cpu) and gpu_is_available()  # imports PyTorch
     if needs_gpu and not has_gpu and not dry_run:
         instead = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
-        raise UsageError(check_driver() or f"--model {model} trains on a GPU, which PyTorch does not see: {instead}.")
+        needed = f"--model {source.asked} trains on a GPU, which PyTorch does not see: {instead}."
+        raise UsageError(check_driver() or needed)
     on_gpu = has_gpu or needs_gpu
     if not on_cpu and not on_gpu and (fault := check_driver()):
         logger.warning("training runs on the CPU: %s", fault)
-    return Preset(method, name, "gpu" if on_gpu else "cpu")
+    return Preset(method, source.preset, "gpu" if on_gpu else "cpu")
 
 
 def _of_this_machine(start: Start, of_preset: Values) -> Values:
@@ -214,17 +205,20 @@ def _of_this_machine(start: Start, of_preset: Values) -> Values:
         and not gpu.is_bf16_supported(including_emulation=False)
     ):
         adapted |= {"bf16": False, "fp16": True}
-    if "entropy_filter" in of_preset and start.adapter:
+    if "entropy_filter" in of_preset and start.source.adapter:
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model
     return adapted
 
 
 def _help_preset(line: CommandLine) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
-    return preset_for(line.method, line.flags.get("model") or "tiny", dry_run=True).values()
+    source = model_source(TINY)
+    with suppress(UsageError):  # of a name that means nothing
+        source = model_source(line.flags.get("model") or TINY)
+    return preset_for(line.method, source, dry_run=True).values()
 
 
-def _derive(method: str, preset: Preset, start: Start, values: Values, named: Set[str]) -> None:
+def _derive(method: str, start: Start, values: Values, named: Set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = world_size()
     if start.run:
@@ -238,9 +232,9 @@ def _derive(method: str, preset: Preset, start: Start, values: Values, named: Se
         if batch and group * (prompts or 1) / processes % batch:
             batch = None
     shares_host = values["use_cpu"] and processes > 1
-    has_estimate = "num_generations" in values and preset.name != "tiny" and not shares_host
+    has_estimate = "num_generations" in values and not start.source.is_tiny and not shares_host
     if has_estimate and not batch and not steps:
-        batch = derived_micro_batch(values, processes)
+        batch = derived_micro_batch(known_shape(start.source), values, processes)
     geometry = batch_geometry(group, prompts, batch, steps, processes)
     values |= zip(sizes, geometry, strict=True)
     values |= evaluation_settings(values, processes)
@@ -248,7 +242,7 @@ def _derive(method: str, preset: Preset, start: Start, values: Values, named: Se
         values["resume"] = values["output_dir"] = str(start.run.path)
     else:
         name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-        values["output_dir"] = _run_directory(method, start.model, values | {"run_name": name}, named)
+        values["output_dir"] = _run_directory(method, start.source, values | {"run_name": name}, named)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         for name, ours in OF_VLLM.items():
@@ -283,7 +277,7 @@ def _sizes_elsewhere(run: RunDirectory, values: Values, processes: int, named: S
     return {name: value for name, value in sizes.items() if name not in named}
 
 
-def _run_directory(method: str, model: str, values: Values, named: Set[str]) -> str | None:
+def _run_directory(method: str, source: ModelSource, values: Values, named: Set[str]) -> str | None:
     """The directory of a new run: the given one, or that of its ``run_name``; None without both."""
     other = "run_name" in named and "output_dir" not in named  # than that of the --config
     if values.get("output_dir") and not other:
@@ -292,10 +286,12 @@ def _run_directory(method: str, model: str, values: Values, named: Set[str]) -> 
         return None
     label = (values.get("objective") or method).rpartition(":")[2]
     data = Path(values["dataset"]).name.partition(".")[0]
-    return str(OUTPUTS / f"{label}-{Path(model).name}-{data}-{values['run_name']}")
+    return str(OUTPUTS / f"{label}-{Path(source.name).name}-{data}-{values['run_name']}")
 
 
-def _build_settings(method: str, classes: Classes, values: Values, changed: frozenset[str]) -> Settings:
+def _build_settings(
+    method: str, classes: Classes, values: Values, changed: frozenset[str], source: ModelSource
+) -> Settings:
     *ours, trainer_class = classes
     if token := values.pop("hub_token"):
         os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
@@ -319,7 +315,7 @@ def _build_settings(method: str, classes: Classes, values: Values, changed: froz
         names = [raw["output_dir"], raw["run_name"]]
         distributed.broadcast_object_list(names)
         raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
-    settings = Settings(method, trainer=trainer, given=raw, changed=changed, **groups)
+    settings = Settings(method, trainer=trainer, given=raw, changed=changed, source=source, **groups)
     system = settings.prompt.format.system_prompt
     rewards = values.get("reward", ())
     first = 0 if "format" in rewards else 2 if "accuracy" in rewards else 4  # of the tags that are looked for

@@ -10,15 +10,8 @@ from gtpo.arguments import ModelArguments, Values, name_of
 from gtpo.cli.flags import Flags
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
-from gtpo.runs.directory import (
-    REMOTE_SETTINGS,
-    RunDirectory,
-    check_base,
-    existing_run,
-    find_adapter,
-    method_of,
-    to_argv,
-)
+from gtpo.models.source import ModelSource, model_source
+from gtpo.runs.directory import REMOTE_SETTINGS, RunDirectory, existing_run, method_of, to_argv
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +24,10 @@ class Start:
     """What decides how everything else is read, before TRL is imported.
 
     ``config`` is the file of ``--config``, else that of the resumed ``run``, with its ``settings``; ``of_run``: a run
-    has stored it, perhaps a stranger's. Training starts from ``adapter``. ``stored`` are the settings of either run,
-    with its prompt. ``use_cpu`` is None where neither file nor command line has it.
+    has stored it, perhaps a stranger's. ``use_cpu`` is None where neither file nor command line has it.
     """
 
-    model: str
+    source: ModelSource
     backend: str
     use_cpu: bool | None
     dry_run: bool
@@ -43,8 +35,13 @@ class Start:
     config: str | None
     settings: Values
     of_run: bool
-    adapter: Path | None
-    stored: Values
+
+    @property
+    def stored(self) -> Values:
+        """The settings of the run that is resumed, or from whose adapter the training starts, with its prompt."""
+        if self.of_run:
+            return self.settings
+        return self.source.settings if self.source.adapter else {}
 
 
 def find_start(method: str, flags: Flags) -> Start:
@@ -64,16 +61,20 @@ def find_start(method: str, flags: Flags) -> Start:
     objective = given.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
-    model = given.get("model", ModelArguments.model)
-    stored = settings if of_run else {}
-    adapter = find_adapter(model)
-    if adapter:
-        stored = RunDirectory(adapter.parent).read_config()
-        model = stored["model"]
+    source = _source_of(given, is_new=run is None)
     backend = given.get("backend", ModelArguments.backend)
     use_cpu = _switch("use_cpu", flags, settings)
     dry_run = bool(_switch("dry_run", flags, {}))
-    return Start(model, backend, use_cpu, dry_run, run, config, settings, of_run, adapter, stored)
+    return Start(source, backend, use_cpu, dry_run, run, config, settings, of_run)
+
+
+def _source_of(given: Values, is_new: bool) -> ModelSource:
+    """What is trained: ``--model``, and of a new run ``--initial_adapter``; one that is resumed has its checkpoint."""
+    model = given.get("model", ModelArguments.model)
+    if not is_new or "initial_adapter" not in given:
+        return model_source(model)
+    source = model_source(given["initial_adapter"])
+    return source.on(model_source(model)) if "model" in given else source
 
 
 def _switch(name: str, flags: Flags, settings: Values) -> bool | None:
@@ -127,14 +128,17 @@ def find_run(method: str, flags: Flags) -> RunDirectory | None:
     return run
 
 
-def start_from(adapter: Path, stored: Values, named: Set[str]) -> Values:
-    """The base and the shape of an adapter from the settings of its run, which a run that starts from it takes over."""
-    check_base(adapter)
-    logger.warning("training starts from the adapter %s of %s", adapter, stored["model"])
-    shape = ("lora_rank", "lora_target_modules")
-    for name in named & {*shape}:
-        raise UsageError(f"--{name} is that of the adapter {adapter}: remove it.")
-    return {name: stored[name] for name in (*shape, "model")} | {"initial_adapter": str(adapter)}
+def start_from(source: ModelSource, named: Set[str]) -> Values:
+    """The shape of an adapter, which a run that starts from it takes over."""
+    source.check_base()
+    logger.warning("training starts from the adapter %s of %s", source.adapter, source.name)
+    if not source.settings:
+        logger.warning("%s does not name its prompt: flags and the paper's are used", source.adapter)
+    modules = source.lora["target_modules"]
+    shape = {"lora_rank": source.lora["r"], "lora_target_modules": modules if isinstance(modules, list) else [modules]}
+    for name in named & shape.keys():
+        raise UsageError(f"--{name} is that of the adapter {source.adapter}: remove it.")
+    return shape | {"initial_adapter": str(source.adapter)}
 
 
 def drop_remote_settings(stored: Values, plain: Values, named: Set[str], config: str) -> None:

@@ -37,7 +37,7 @@ class EvaluationArguments(SourceArguments):
         [], f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name)."
     )
     runs: list[str] = option([], "Runs or adapters; `base` is their base model. Default: the newest finished run.")
-    model: str | None = option(None, "Base model, without --runs: tiny, smol, llama, qwen, a Hub id or a path.")
+    model: str | None = option(None, "Without --runs: tiny, smol, llama, qwen, a Hub id, a path or an adapter.")
     checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
     grader: str | None = option(
         None, "math_verify alone compares the answers; or a reward function, file.py:function: above 0 is correct."

@@ -10,14 +10,14 @@ import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
-from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
-from gtpo.models.hub import is_hub_id, is_tiny
+from gtpo.evaluation.targets import check_base, choose_4bit, choose_prompts, find_targets
+from gtpo.models.source import model_source
 from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,15 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    asked = flags.run if is_model(flags.run) else None
-    targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
-    model = choose_model(targets, asked)
-    check_base(model, targets)
-    if is_tiny(model):
+    # owner/name below a directory that is there is a path
+    source = model_source(flags.run, flags.checkpoint, on_hub=not Path(flags.run).parent.exists())
+    names = ["base", flags.run] if source.adapter else []
+    targets = find_targets(names, None if names else flags.run, flags.checkpoint)
+    check_base(targets)
+    model = replace(targets[0], adapter=None)
+    if model.is_tiny:
         logger.warning("the tiny model knows one kind of question: word problems like those of --dataset arithmetic")
-    prompts = choose_prompts({}, targets, model)
+    prompts = choose_prompts({}, targets)
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
     sampler = TransformersSampler(model, how)
     tokenizers = []
@@ -50,15 +52,9 @@ def main() -> None:
         for target, prompt, tokenizer in zip(targets, prompts, tokenizers, strict=True):
             requests = make_requests(sampler, problems, how, prompt, tokenizer)
             ((row,),) = sampler.sample(requests, set(), target.adapter)
-            title = target.label or f"{'' if asked else 'base '}model ({short_name(model)})"
+            title = target.label if target.adapter else f"{'base ' if names else ''}model ({target.title})"
             lines = f"--- {title}", *row["completion"].strip().split("\n")
             print("", *map(printable, lines), sep="\n", flush=True)
-
-
-def is_model(name: str) -> bool:
-    """Whether a name is that of a model: an alias, a directory with one, or a Hub id; not a run or an adapter."""
-    on_hub = is_hub_id(name) and not Path(name).parent.exists()
-    return name in MODEL_ALIASES or (Path(name) / "config.json").is_file() or on_hub
 
 
 def questions() -> Iterator[str]:

@@ -151,10 +151,10 @@ class EvaluationPlan:
 def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
     """The plan of a command line; UsageError if its completion files are of something else."""
     sources = select_benchmarks(flags)
-    evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
+    evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint, slow=flags.backend != "auto")
     problems = {name: load_problems(name, source, flags) for name, source in sources.items()}
-    model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
-    backend = backend_of(flags.backend, targets.is_tiny(model), gpu_is_available(), "vllm")  # tiny needs no engine
+    model = replace(evaluated[0], adapter=None)
+    backend = backend_of(flags.backend, model.is_tiny, gpu_is_available(), "vllm")  # tiny needs no engine
     check_backend(backend)
     how = Sampling(
         flags.k,
@@ -165,16 +165,16 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
         batch_size=None if backend == "vllm" else flags.batch_size,
         load_in_4bit=targets.choose_4bit(flags.load_in_4bit, evaluated),
     )
-    targets.warn_of_sampling(evaluated, model, {"temperature": how.temperature, "top_p": how.top_p})
-    prompts = targets.choose_prompts(flags.prompt, evaluated, model)
-    base = targets.check_base(model, evaluated)
+    targets.warn_of_sampling(evaluated, {"temperature": how.temperature, "top_p": how.top_p})
+    prompts = targets.choose_prompts(flags.prompt, evaluated)
+    base = targets.check_base(evaluated)
     read_with = {flag: getattr(flags, flag) for flag in DATA_FLAGS}
     made_with = provenance()
     jobs: list[Job] = []
     for target, prompt in zip(evaluated, prompts, strict=True):
         adapter = str(target.adapter) if target.adapter else None
         weights = {"model": base, "backend": backend, **asdict(how), "adapter": adapter and fingerprint(adapter)}
-        directory = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated))
+        directory = Path(flags.output_dir) / targets.label_among(target, evaluated)
         if any(job.path.parent == directory for job in jobs):
             raise UsageError(f"two of --runs are called {directory.name}: name each once, or rename a run.")
         for name, asked in problems.items():
@@ -186,7 +186,7 @@ def plan_evaluation(flags: EvaluationArguments) -> EvaluationPlan:
                 "problems_hash": storage.problems_hash(asked.rows),
             }
             data = {"source": sources[name], **read_with, "grader": asked.graded_by}
-            head = Head(settings, Origin(model, adapter, target.checkpoint, made_with, data))
+            head = Head(settings, Origin(model.base, adapter, target.checkpoint, made_with, data))
             job = Job(directory / f"{name}.jsonl", asked, head)
             if not flags.overwrite:
                 storage.check_settings(job.path, settings, asked.rows)

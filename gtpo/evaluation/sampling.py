@@ -6,7 +6,6 @@ evaluation resumes with the completions that it would have had without the inter
 
 import hashlib
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.records import Row
 from gtpo.evaluation.storage import Key, Keys, Questions, Rows
 from gtpo.models.backend import disable_flashinfer_sampler, gpu_is_available
-from gtpo.models.load import load_base, load_tokenizer, source_options
+from gtpo.models.load import load_adapter, load_base, load_tokenizer
+from gtpo.models.source import ModelSource
 from gtpo.runs.bars import TokenCounter, until_end
 
 # Of the tokenizer that pads and decodes, for all targets: neither a target's template nor its end of a turn.
@@ -78,8 +78,7 @@ def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: Prom
     from transformers import AutoTokenizer
 
     if adapter is None or not (adapter / "tokenizer_config.json").is_file():
-        tokenizer, _ = load_tokenizer(sampler.base, source_options(sampler.base), prompt)
-        return tokenizer
+        return load_tokenizer(sampler.base, prompt)
     tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
     prepare_tokenizer(tokenizer, str(adapter), None, prompt)
     return tokenizer
@@ -145,7 +144,7 @@ def plan_batches(requests: Requests, batch_size: int) -> list[list[Request]]:
 class TransformersSampler:
     """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU; bfloat16 or 4 bits on a GPU."""
 
-    def __init__(self, model: str, sampling: Sampling) -> None:
+    def __init__(self, model: ModelSource, sampling: Sampling) -> None:
         self.base = model
         self.sampling = sampling
         self.model, self.tokenizer = load_base(model, sampling.load_in_4bit, prompt=WITHOUT_TEMPLATE)
@@ -168,7 +167,7 @@ class TransformersSampler:
         """
         import torch
 
-        model = load_adapter(self.model, adapter) if adapter else self.model
+        model = load_adapter(self.model, adapter).eval() if adapter else self.model
         try:
             for batch in plan_batches(requests, self.sampling.batch_size or len(requests)):
                 missing = [request.key not in done for request in batch]
@@ -220,16 +219,6 @@ class TransformersSampler:
         ]
 
 
-def load_adapter(model: Any, adapter: Path) -> Any:
-    """A model with a LoRA adapter; PEFT's error if it does not fit."""
-    from peft import PeftModel
-
-    with warnings.catch_warnings():
-        # PEFT only warns about layers without weights in the adapter; they would act like the base model.
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        return PeftModel.from_pretrained(model, str(adapter)).eval()
-
-
 class VLLMSampler:
     """One vLLM engine for all benchmarks and adapters; all requests of a benchmark are submitted together."""
 
@@ -237,7 +226,7 @@ class VLLMSampler:
 
     def __init__(
         self,
-        model: str,
+        model: ModelSource,
         sampling: Sampling,
         lora_rank: int | None,
         gpu_memory_utilization: float = 0.9,
@@ -256,11 +245,11 @@ class VLLMSampler:
         if torch.cuda.is_available():
             dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         lora = {} if lora_rank is None else lora_options(lora_rank)
-        self.tokenizer, config = load_tokenizer(model, source_options(model), WITHOUT_TEMPLATE)
-        longest = int(config.get_text_config().max_position_embeddings)
+        self.tokenizer = load_tokenizer(model, WITHOUT_TEMPLATE)
+        longest = int(model.config.get_text_config().max_position_embeddings)
         self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
         self.llm = LLM(
-            model=model,
+            model=model.base,
             trust_remote_code=False,
             dtype=dtype,
             quantization="bitsandbytes" if sampling.load_in_4bit else None,  # NF4, as in load_base
@@ -272,8 +261,8 @@ class VLLMSampler:
         )
         generation_config = None
         with suppress(OSError):  # it has none
-            generation_config = GenerationConfig.from_pretrained(model)
-            leave_out_sampling(generation_config, model)
+            generation_config = GenerationConfig.from_pretrained(model.base)
+            leave_out_sampling(generation_config, model.base)
         self.end_ids = end_tokens(generation_config, self.tokenizer)
         self.numbers: dict[Path, int] = {}  # of the adapters
 

@@ -7,7 +7,7 @@ from pandas import DataFrame, MultiIndex
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
 from gtpo.evaluation.records import Entries, Entry, Stored, by_benchmark
-from gtpo.evaluation.targets import short_name
+from gtpo.models.source import title_of
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
 MAJ_COLUMNS = (4, 8, 16, 32, 64)  # k in Table 1
@@ -77,7 +77,7 @@ def _heading(rows: Entries) -> list[str]:
     first = rows[0]
     title = BENCHMARK_TITLES.get(first.benchmark, first.benchmark)
     sizes = " and ".join(dict.fromkeys(str(row.k) for row in rows))
-    models = " and ".join(dict.fromkeys(short_name(row.origin.model) for row in rows))
+    models = " and ".join(dict.fromkeys(title_of(row.origin.model) for row in rows))
     lines = [
         f"{title}: {first.problems} problems, k = {sizes}",
         f"Base model: {models}",

@@ -3,25 +3,21 @@
 import atexit
 import errno
 import logging
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings, Values, hub_name
+from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings, Values
 from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_index, gpu_is_available
-from gtpo.models.hub import (
-    TINY_BASE,
-    check_model_files,
-    check_model_name,
-    hub_is_reachable,
-    is_tiny,
-    load_config,
-    shipped_instead,
-)
+from gtpo.models.hub import check_model_files, load_config
+from gtpo.models.source import NOTE, ModelSource
 from gtpo.processes import is_main_process
+from gtpo.runs.directory import is_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +27,22 @@ WITHOUT_HUB = (
     "--model outputs/SmolLM2-135M-Instruct --config configs/METHOD/smol.yaml"
 )
 Loaded = tuple[Any, Any]  # model and tokenizer
-NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evaluation needs
+OF_PEFT: Values = {  # what an adapter can have and Unsloth does not load -> what has none of it
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "layers_to_transform": None,
+    "use_rslora": False,
+    "use_dora": False,
+    "bias": "none",
+}
 
 
-def load_policy(settings: Settings, backend: str) -> Loaded:
+def load_policy(settings: Settings, backend: str, checkpoint: str | None = None) -> Loaded:
     """:func:`build_policy` of a run; a run on the CPU of a GPU machine says how to use the GPU.
+
+    A run that has started from an adapter has its shape and tokenizer, which ``checkpoint``, from which it is resumed,
+    has too.
 
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
@@ -51,14 +58,14 @@ def load_policy(settings: Settings, backend: str) -> Loaded:
             "starting vLLM: it compiles and captures CUDA graphs, a minute or two; a later start reuses them"
         )
     sequences = sequences_of(settings) if use_vllm else None
+    source = settings.source
+    if settings.model.initial_adapter and checkpoint and is_adapter(Path(checkpoint)):
+        source = replace(source, adapter=Path(checkpoint))
     policy, tokenizer = build_policy(
-        settings.model, backend, trainer.seed, sequences, settings.prompt, use_cpu=trainer.use_cpu
+        source, settings.model, backend, trainer.seed, sequences, settings.prompt, use_cpu=trainer.use_cpu
     )
     if backend == "unsloth" and distributed.is_initialized():  # by vLLM; NCCL complains at the exit otherwise
         atexit.register(distributed.destroy_process_group)
-    if settings.model.initial_adapter and not settings.run.resume:  # a resumed run has its checkpoint
-        check_model_files(Path(settings.model.initial_adapter))
-        policy.load_adapter(settings.model.initial_adapter, "default", is_trainable=True)
     tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)
     return policy, tokenizer
 
@@ -72,6 +79,7 @@ def sequences_of(settings: Settings) -> int:
 
 
 def build_policy(
+    source: ModelSource,
     arguments: ModelArguments,
     backend: str,
     seed: int,
@@ -79,31 +87,57 @@ def build_policy(
     prompt: PromptArguments | None = None,
     use_cpu: bool = False,
 ) -> Loaded:
-    """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
+    """The model that is trained, and its tokenizer: the base with the adapter of ``source``, or with a fresh one.
+
+    With ``lora_rank`` 0 all weights are trained.
 
     ``seed``: of the adapter's initial weights. ``sequences``: completions that vLLM, if it generates, has at a time.
     """
-    path = resolve_model(arguments.model)
     if is_main_process():
-        tiny = "tiny, a Llama of a million parameters"
-        logger.warning("loading %s", tiny if is_tiny(path) else path)
+        logger.warning("loading %s", "tiny, a Llama of a million parameters" if source.is_tiny else source.base)
+    if source.adapter:
+        check_model_files(source.adapter)
     if backend == "unsloth":
-        return _load_unsloth(arguments, path, seed, sequences, prompt)
+        return _load_unsloth(source, arguments, seed, sequences, prompt)
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
     # In bfloat16 an update of 1e-6 of a weight is rounded away; a CPU computes in the precision of the weights.
     full_precision = use_cpu or arguments.lora_rank == 0
-    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
+    model, tokenizer = load_base(source, arguments.load_in_4bit, full_precision, prompt)
     if arguments.lora_rank == 0:
         return model, tokenizer
     set_seed(seed)  # initial weights of the adapter
-    _check_target_modules(model, arguments, path)
-    rank = arguments.lora_rank
-    lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=arguments.target_modules, task_type="CAUSAL_LM")
-    policy = get_peft_model(model, lora)
+    if source.adapter:
+        policy = load_adapter(model, source.adapter, source.base)
+    else:
+        _check_target_modules(model, arguments, source.base)
+        rank = arguments.lora_rank
+        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=arguments.target_modules, task_type="CAUSAL_LM")
+        policy = get_peft_model(model, lora)
     _prepare_saving(policy)
     return policy, tokenizer
+
+
+def load_adapter(model: Any, adapter: Path, base: str | None = None) -> Any:
+    """A model with a LoRA adapter as PEFT has stored it; PEFT's error if it does not fit.
+
+    ``base``: the name of the model, of an adapter that is trained further.
+    """
+    from peft import LoraConfig, PeftModel
+
+    options: Values = {}
+    if base:
+        # its shape alone: what was noted of the base is noted again
+        lora = LoraConfig.from_pretrained(str(adapter))
+        lora.task_type = "CAUSAL_LM"
+        lora.base_model_name_or_path = base
+        lora.auto_mapping = None
+        options = {"config": lora, "is_trainable": True}
+    with warnings.catch_warnings():
+        # PEFT only warns about layers without weights in the adapter; they would act like the base model.
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        return PeftModel.from_pretrained(model, str(adapter), **options)
 
 
 def _prepare_saving(policy: Any) -> None:
@@ -133,9 +167,12 @@ def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> N
 
 
 def load_base(
-    path: str, load_in_4bit: bool = False, full_precision: bool = False, prompt: PromptArguments | None = None
+    source: ModelSource,
+    load_in_4bit: bool = False,
+    full_precision: bool = False,
+    prompt: PromptArguments | None = None,
 ) -> Loaded:
-    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
+    """The base of a source and the tokenizer, with Transformers: bfloat16 on a GPU that supports it, else float32.
 
     ``load_in_4bit``: NF4 weights of QLoRA (arXiv 2305.14314), each process on its own GPU. ``full_precision``: float32
     on a GPU as well.
@@ -146,7 +183,7 @@ def load_base(
 
     from gtpo.forward.attention import share_keys
 
-    if is_tiny(path):
+    if source.is_tiny:
         disable_progress_bar()  # it is loaded in an instant
 
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -163,15 +200,14 @@ def load_base(
             bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
         )
         options = {"dtype": half, "quantization_config": config, "device_map": {"": gpu_index()}}
-    source = source_options(path)
-    tokenizer, _ = load_tokenizer(path, source, prompt)
+    tokenizer = load_tokenizer(source, prompt)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, use_safetensors=True, trust_remote_code=False, **source, **options
+            source.base, use_safetensors=True, trust_remote_code=False, **source.options, **options
         )
     except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
-        raise why_not_loaded(path, error) from error
-    leave_out_sampling(model.generation_config, path)
+        raise why_not_loaded(source.base, error) from error
+    leave_out_sampling(model.generation_config, source.base)
     _stop_at_end_of_turn(model, tokenizer)
     share_keys(model)
     return model, tokenizer
@@ -194,39 +230,25 @@ def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
         )
 
 
-def load_tokenizer(path: str, source: Values, prompt: PromptArguments | None = None) -> tuple[Any, Any]:
-    """The tokenizer of a model, ready for training and evaluation, and its config; ``source``: its options."""
+def load_tokenizer(source: ModelSource, prompt: PromptArguments | None = None, only_cached: bool = False) -> Any:
+    """The tokenizer of an adapter, else of its base, ready for training and evaluation.
+
+    UsageError also for a config of the base that cannot be read. ``only_cached``: nothing is downloaded.
+    """
     from transformers import AutoTokenizer
 
+    options = source.options
+    if only_cached or source.tokenizer != source.base:
+        options = {"local_files_only": True}
     try:
-        config = load_config(path, **source)
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
+        config = load_config(source.base, **options) if only_cached else source.config
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.tokenizer, padding_side="left", trust_remote_code=False, **options
+        )
     except Exception as error:  # as in load_base
-        raise why_not_loaded(path, error) from error
-    prepare_tokenizer(tokenizer, path, config.get_text_config().vocab_size, prompt)
-    return tokenizer, config
-
-
-def resolve_model(name: str) -> str:
-    """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name."""
-    target = hub_name(name)
-    if target == "tiny":
-        return str(TINY_BASE)
-    if shipped := shipped_instead(target):
-        logger.warning("%s does not exist: using %s, whose weights may differ", target, shipped)
-        return str(shipped)
-    check_model_name(name)
-    if Path(target).is_dir():
-        return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
-    return target
-
-
-def source_options(path: str) -> Values:
-    """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached."""
-    if Path(path).is_dir():
-        check_model_files(Path(path))
-        return {"local_files_only": True}
-    return {"local_files_only": not hub_is_reachable()}
+        raise why_not_loaded(source.base, error) from error
+    prepare_tokenizer(tokenizer, source.tokenizer, config.get_text_config().vocab_size, prompt)
+    return tokenizer
 
 
 def why_not_loaded(path: str, error: Exception) -> Exception:
@@ -244,15 +266,24 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     return UsageError(f"cannot load model {path!r}: {text[:300].rstrip('.') or type(error).__name__}{here}")
 
 
-def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: int | None, prompt: Any) -> Loaded:
+def _load_unsloth(
+    source: ModelSource, arguments: ModelArguments, seed: int, sequences: int | None, prompt: Any
+) -> Loaded:
     from unsloth import FastLanguageModel
 
+    path = source.base
+    alpha = arguments.lora_rank
+    if source.adapter:
+        alpha = source.lora["lora_alpha"]
+        has = [name for name, absent in OF_PEFT.items() if (source.lora.get(name) or absent) != absent]
+        if has or isinstance(source.lora["target_modules"], str):
+            what = " ".join(has) or "an expression as target_modules"
+            raise UsageError(f"{source.adapter} has {what}, which Unsloth does not load: add --backend transformers.")
     # Without it CUDA graphs of up to twice the 96 to 256 that fit the memory. Without vLLM it would be the model's.
     of_vllm = {} if sequences is None else {"max_num_seqs": sequences}
     try:
-        if Path(path).is_dir():
-            check_model_files(Path(path))
-            load_config(path)
+        if source.is_local:
+            _ = source.config  # raises
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=path,
             trust_remote_code=False,
@@ -266,6 +297,8 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
     except Exception as error:
         raise why_not_loaded(path, error) from error
     _check_embedding_rows(model, path)
+    if source.tokenizer != path:
+        tokenizer = load_tokenizer(source, prompt)
     prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight), prompt)
     leave_out_sampling(model.generation_config, path)
     _stop_at_end_of_turn(model, tokenizer)
@@ -278,7 +311,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
         r=arguments.lora_rank,
-        lora_alpha=arguments.lora_rank,
+        lora_alpha=alpha,
         target_modules=names,
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
@@ -288,6 +321,8 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, sequences: in
     config.base_model_name_or_path = path
     config.auto_mapping = {"loaded_from": model.config._name_or_path}
     _prepare_saving(model)
+    if source.adapter:
+        model.load_adapter(str(source.adapter), "default", is_trainable=True)
     return model, tokenizer
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from gtpo.arguments import Settings, Values, alias_of
+from gtpo.arguments import Settings, Values
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import backend_of, gpu_index, gpu_is_available
-from gtpo.models.hub import hub_is_reachable, is_hub_id, load_config
+from gtpo.models.source import ModelSource
 
 Parts = dict[str, float]  # name of a part -> its bytes, or GiB
 GIB = 2**30
@@ -85,30 +85,29 @@ class Shape:
 KNOWN = {alias: Shape(**sizes) for alias, sizes in read_yaml(Path(__file__).with_name("sizes.yaml")).items()}
 
 
-def shape_of(model: str) -> Shape:
-    """The shape of an alias, a Hub id or a local directory; only its config.json is read."""
-    if alias := alias_of(model):
-        return KNOWN[alias]
-    return _shape_in(_read_config(model), model)
+def shape_of(source: ModelSource) -> Shape:
+    """The shape of a base; of one without an alias its config.json is read."""
+    if source.alias:
+        return KNOWN[source.alias]
+    return _shape_in(_read_config(source), source.name)
 
 
-def scale_of(model: str) -> tuple[float, float]:
-    """(parameters without embeddings, tokens of the context) of a Hub id or directory; infinite where not known."""
+def scale_of(source: ModelSource) -> tuple[float, float]:
+    """(parameters without embeddings, tokens of the context) of a base; infinite where not known."""
     parameters = context = math.inf
     with suppress(UsageError):
-        config = _read_config(model)
+        config = _read_config(source)
         context = getattr(config, "max_position_embeddings", None) or context
-        parameters = _shape_in(config, model).projections
+        parameters = _shape_in(config, source.name).projections
     return parameters, context
 
 
-def _read_config(model: str) -> Any:
-    """The config.json of a Hub id or a local directory, that of its language model."""
-    local = not is_hub_id(model) or not hub_is_reachable()
+def _read_config(source: ModelSource) -> Any:
+    """The config.json of a base, that of its language model."""
     try:
-        return load_config(model, local_files_only=local).get_text_config()
+        return source.config.get_text_config()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config.json of {model!r}: {first_line(error)}") from error
+        raise UsageError(f"cannot read the config.json of {source.name!r}: {first_line(error)}") from error
 
 
 def _shape_in(config: Any, model: str) -> Shape:
@@ -128,10 +127,10 @@ def _shape_in(config: Any, model: str) -> Shape:
     )
 
 
-def known_shape(model: str) -> Shape | None:
+def known_shape(source: ModelSource) -> Shape | None:
     """:func:`shape_of`; None where it is not known."""
     with suppress(UsageError):
-        return shape_of(model)
+        return shape_of(source)
     return None
 
 
@@ -262,7 +261,7 @@ def largest_batch(shape: Shape, values: Values, completions: int, size: float) -
     return 1
 
 
-def derived_micro_batch(values: Values, processes: int) -> int:
+def derived_micro_batch(shape: Shape | None, values: Values, processes: int) -> int:
     """Completions per micro-batch of a run that does not name them: as many as fit this machine.
 
     1, as in Listing 1, where the size would change what is computed (``bnpo`` averages over a micro-batch,
@@ -271,8 +270,7 @@ def derived_micro_batch(values: Values, processes: int) -> int:
     estimate, without the memory of the libraries.
     """
     depends = values.get("loss_type") == "bnpo" or values.get("steps_per_generation")
-    shape = None if depends else known_shape(values["model"])
-    if shape is None:
+    if depends or shape is None:
         return 1
     every = values["num_generations"] * (values["prompts_per_step"] or 1)
     completions = max(1, every // processes)
@@ -297,15 +295,14 @@ def describe_plan(settings: Settings, rows: int) -> str:
     """
     values = settings.to_dict()
     trainer = settings.trainer
-    model = settings.model.model
-    shape = shape_of(model)
+    shape = shape_of(settings.source)
     prompts = max(1, settings.completions_per_step // settings.group_size)
     steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
     known_rows = f"{rows:,}" if rows else "not yet known"
     known_steps = counted(steps, "step") if steps else "steps"
     size = f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process"
     lines = [
-        f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
+        f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
         settings.optimization,
         f"micro-batch: {trainer.per_device_train_batch_size} of {settings.completions_per_step}",
@@ -336,7 +333,7 @@ def _memory_lines(shape: Shape, values: Values) -> list[str]:
 def hours(settings: Settings, steps: int) -> str:
     """The time of a run by the rates of configs/experiments.yaml, or why it is not known."""
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
-    model = alias_of(settings.model.model)
+    model = settings.source.alias
     group = settings.group_size
     usual = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
     if model not in rates["seconds_per_token"] or not usual or settings.completions_per_step != group:
@@ -357,7 +354,7 @@ def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None
     """
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
     values = settings.to_dict()
-    model = alias_of(settings.model.model)
+    model = settings.source.alias
     group = settings.group_size
     dataset = settings.data.dataset
     measured = rates["measured"]

@@ -42,7 +42,7 @@ def _check_memory(settings: Settings) -> None:
     from gtpo.models.memory import GIB, estimate, known_shape, saved_in_16_bits, verdict
 
     values = settings.to_dict()
-    shape = known_shape(settings.model.model)
+    shape = known_shape(settings.source)
     free, total = (size / GIB for size in torch.cuda.mem_get_info())
     if is_main_process() and (saved := saved_in_16_bits(settings, total)):
         logger.warning("%s", saved)
@@ -66,15 +66,14 @@ def dry_run(settings: Settings, rows: Any) -> str:
 def _describe_first_row(settings: Settings, rows: Any) -> str:
     """As comments: the first prompt as rendered, and a completion of it with its scores."""
     from gtpo.data.preview import look
-    from gtpo.models.load import load_tokenizer, resolve_model
+    from gtpo.models.load import load_tokenizer
 
-    path = resolve_model(settings.model.model)
     if not rows.column_names or not rows[0]["prompt"]:
         return "# The rows are on the Hub, and a dry run does not read them.\n"
     try:
-        tokenizer, _ = load_tokenizer(path, {"local_files_only": True}, settings.prompt)
+        tokenizer = load_tokenizer(settings.source, settings.prompt, only_cached=True)
     except UsageError:
-        return f"# The tokenizer of {path} is not on this machine, so no prompt is shown.\n"
+        return f"# The tokenizer of {settings.source.base} is not on this machine, so no prompt is shown.\n"
     row = rows[0]
     seen = look(tokenizer, row["prompt"], row.get("answer"), settings.prompt, settings.scored)
     return "".join(f"# {line}".rstrip() + "\n" for line in ["", *seen.lines()])

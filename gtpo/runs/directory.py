@@ -12,7 +12,7 @@ from typing import Any
 
 from gtpo.arguments import Values, hub_name, name_of
 from gtpo.errors import UsageError, command_again
-from gtpo.files import OUTPUTS, apply_umask, fingerprint, read_regular, read_yaml, remove, write_atomically
+from gtpo.files import OUTPUTS, apply_umask, read_regular, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -336,26 +336,6 @@ def how_to_continue(run: RunDirectory | None, *flags: str) -> str:
         return command_of(run, "--resume", str(run.path), *flags)
     replaces = run and run.has_content and "--overwrite" not in sys.argv
     return command_again(*["--overwrite"] if replaces else [])
-
-
-def find_adapter(model: str) -> Path | None:
-    """The adapter that ``--model`` names, of a run of ours; None for another model."""
-    for adapter in (Path(model), RunDirectory(model).adapter):
-        if is_adapter(adapter) and RunDirectory(adapter.parent).config.is_file():
-            return adapter
-    return None
-
-
-def check_base(adapter: Path) -> None:
-    """Refuse an adapter whose base, a directory, has other files than when it was trained."""
-    config = _read_json(adapter / "adapter_config.json")  # without one all weights are trained
-    base = config.get("base_model_name_or_path", "")
-    noted = (config.get("auto_mapping") or {}).get("base_fingerprint")
-    if noted and fingerprint(base) not in (noted, None):
-        raise UsageError(
-            f"{base} has changed since {adapter} was trained from it: restore its weights, config and tokenizer, or "
-            "train another run."
-        )
 
 
 def write_manifest(checkpoint: Path) -> None:

@@ -18,7 +18,6 @@ from gtpo.runs.directory import (
     MAY_CHANGE,
     ROWS,
     RunDirectory,
-    check_base,
     completions_of_generation,
     completions_of_step,
     delete,
@@ -59,7 +58,7 @@ def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None
         if checkpoint is None:
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
-        check_base(checkpoint)
+        settings.source.check_base(checkpoint)
         _check_sharding(checkpoint, settings)
         _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)

@@ -63,7 +63,7 @@ def train_policy(
     if settings.run.dry_run:
         sys.stdout.write(dry_run(settings, rows))
         return
-    policy, tokenizer = load_policy(settings, backend)
+    policy, tokenizer = load_policy(settings, backend, checkpoint)
     if rewards_in:
         options["reward_funcs"] = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
         options["tags"] = settings.prompt.format_tags

@@ -17,6 +17,7 @@ from helpers.scripts import ROOT
 from safetensors.torch import load_file, save_file
 
 from gtpo.evaluation.storage import read_completions
+from gtpo.models.source import model_source
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
@@ -274,7 +275,7 @@ def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkey
     monkeypatch.setattr(load, "gpu_is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
     monkeypatch.setattr(loader, "from_pretrained", lambda path, device_map, **options: on_cpu(path, **options))
-    model, _ = load.load_base(str(confident), load_in_4bit=True, full_precision=False, prompt=PromptArguments())
+    model, _ = load.load_base(model_source(confident), load_in_4bit=True, prompt=PromptArguments())
     stored = load_file(confident / "model.safetensors")
     layers = {name: module for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
     assert len(layers) == 14

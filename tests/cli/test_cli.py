@@ -28,6 +28,7 @@ from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.models.source import ModelSource, model_source
 from gtpo.runs.directory import MAY_CHANGE
 
 TABLES = tables_of(__file__)
@@ -88,16 +89,17 @@ def test_the_preset_of_a_model(
     with_gpu: str,
     monkeypatch: MonkeyPatch,
 ) -> None:
-    planned = cli.preset_for(method, model, backend, dry_run=True)
+    source = ModelSource(model, model, model) if model.startswith("/models/") else model_source(model)
+    planned = cli.preset_for(method, source, backend, dry_run=True)
     assert planned == Preset(method, preset, without or "gpu")
     if without:
-        assert cli.preset_for(method, model, backend) == planned
+        assert cli.preset_for(method, source, backend) == planned
     else:
         with refused("trains on a GPU"):
-            cli.preset_for(method, model, backend)
+            cli.preset_for(method, source, backend)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     for dry_run in (False, True):
-        assert cli.preset_for(method, model, backend, None, dry_run) == Preset(method, preset, with_gpu)
+        assert cli.preset_for(method, source, backend, None, dry_run) == Preset(method, preset, with_gpu)
 
 
 # ---- your own model ----
@@ -476,7 +478,7 @@ def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
 def test_a_gpu_without_bfloat16_trains_in_float16(bf16: bool, gpu: None, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
-    preset = cli.preset_for("gtpo", "qwen").values()
+    preset = cli.preset_for("gtpo", model_source("qwen")).values()
     got = preset | cli._of_this_machine(cli.find_start("gtpo", {"model": "qwen"}), preset)
     assert (got["bf16"], got.get("fp16", False)) == (bf16, not bf16)
     assert settings("--model", "tiny")["fp16"] is False

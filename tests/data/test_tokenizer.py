@@ -22,6 +22,7 @@ from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
 from gtpo.models import load as models
+from gtpo.models.source import model_source
 from gtpo.training.trainer import GTPOTrainer
 
 CHATML = (  # as SmolLM2's: the EOS token ends every turn
@@ -179,7 +180,7 @@ def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> Non
     for part in (random_model(), only_eos("<free>")):
         part.save_pretrained(tmp_path)
     sampling = Sampling(k=8, max_new_tokens=16, batch_size=32)
-    sampler = TransformersSampler(str(tmp_path), sampling)
+    sampler = TransformersSampler(model_source(tmp_path), sampling)
     problems = [Problem(str(i), prompt, "a") for i, prompt in enumerate(PROMPTS)]
     requests = make_requests(sampler, problems, sampling)
     [free] = sampler.sample(requests, set(), None)

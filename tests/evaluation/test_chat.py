@@ -65,8 +65,3 @@ def test_a_run_and_its_merged_model_have_its_prompt(
     assert shown(run.path, QUESTION) == [base, expected(messages, run.adapter)]
     assert shown(run.path, QUESTION, "--checkpoint", "best") == [base, expected(messages, run.path / "best")]
     assert shown(run.merged, QUESTION) == [base]
-
-
-def test_a_run_is_no_model(outputs: Path) -> None:
-    names = ("tiny", "Qwen/Qwen2.5-3B-Instruct", "outputs/older", "outputs/newest", "nowhere")
-    assert list(map(chat.is_model, names)) == [True, True, False, False, False]

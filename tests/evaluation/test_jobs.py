@@ -151,7 +151,9 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     plan = plan_evaluation(flags)
     assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
     assert plan.load() is plan.load()
-    assert started == [(str(tiny), plan.sampling, 4, 0.5)]
+    [(model, *others)] = started
+    assert (model.base, model.adapter) == (str(tiny), None)
+    assert others == [plan.sampling, 4, 0.5]
 
 
 @mark.parametrize("has_gpu", [True, False])

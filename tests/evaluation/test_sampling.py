@@ -26,6 +26,7 @@ from gtpo.evaluation.sampling import (
     plan_batches,
 )
 from gtpo.evaluation.storage import Key, keys_of
+from gtpo.models.source import model_source
 from gtpo.prompts import to_messages
 
 ROWS = load_benchmark("arithmetic")[:7]  # prompts of 21 to 45 tokens
@@ -34,7 +35,7 @@ GREEDY = Sampling(k=1, temperature=0.0, max_new_tokens=12, batch_size=4)
 
 
 def run_sampler(model: Path, settings: Sampling, adapter: Path | None = None, done: Collection[Key] = ()) -> dict:
-    sampler = TransformersSampler(str(model), settings)
+    sampler = TransformersSampler(model_source(model), settings)
     batches = sampler.sample(make_requests(sampler, ROWS, settings), set(done), adapter)
     return {(row["id"], row["sample"]): row for batch in batches for row in batch}
 
@@ -55,7 +56,7 @@ def test_greedy_equals_generate_one_by_one_without_padding(
     tiny: Path, adapters: list[Path], ask_greedily: Callable
 ) -> None:
     """The base model, an adapter, and the base model again."""
-    sampler = TransformersSampler(str(tiny), GREEDY)
+    sampler = TransformersSampler(model_source(tiny), GREEDY)
     requests = make_requests(sampler, ROWS, GREEDY)
     assert len({len(request.prompt_ids) for request in requests}) > 3  # so that the batches are padded
     for adapter in (None, adapters[0], None):
@@ -78,7 +79,7 @@ def test_generate_gets_the_settings_and_none_of_the_model(tiny: Path, tmp_path: 
     defaults = {"do_sample": True, "top_k": 1, "top_p": 0.1, "temperature": 0.1, "repetition_penalty": 3.0}
     model = with_generation_config(tiny, tmp_path / "model", **defaults)
     assert run_sampler(model, SETTINGS) == sampled
-    sampler = TransformersSampler(str(model), replace(SETTINGS, temperature=0.2, top_p=0.7))
+    sampler = TransformersSampler(model_source(model), replace(SETTINGS, temperature=0.2, top_p=0.7))
     list(sampler.sample(make_requests(sampler, ROWS[:1], SETTINGS), set(), None))
     used = sampler.model.generation_config
     assert (used.do_sample, used.temperature, used.top_p, used.top_k) == (True, 0.2, 0.7, 0)
@@ -125,7 +126,9 @@ def test_an_adapter_of_a_deeper_model_is_refused(tiny: Path, adapters: list[Path
 def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path) -> None:
     """Those of the completions that are needed, up to the end of each: the sum is that of the stored rows."""
     ends = [2, *range(100, 150)]  # so that completions end at different lengths
-    sampler = TransformersSampler(str(with_generation_config(tiny, tmp_path / "model", eos_token_id=ends)), SETTINGS)
+    sampler = TransformersSampler(
+        model_source(with_generation_config(tiny, tmp_path / "model", eos_token_id=ends)), SETTINGS
+    )
     requests = make_requests(sampler, ROWS, SETTINGS)
     counts: list[int] = []
     for rows in sampler.sample(requests, {requests[0].key, requests[5].key}, None, counts.append):
@@ -136,7 +139,7 @@ def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path)
 
 def test_a_prompt_that_does_not_fit_is_refused(tiny: Path) -> None:
     with refused("--max_new_tokens"):
-        make_requests(TransformersSampler(str(tiny), SETTINGS), ROWS, Sampling(max_new_tokens=4090))
+        make_requests(TransformersSampler(model_source(tiny), SETTINGS), ROWS, Sampling(max_new_tokens=4090))
 
 
 # vLLM
@@ -179,7 +182,7 @@ def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) ->
     expected = {"max_lora_rank": 16, "max_model_len": 4096, "generation_config": "vllm"}  # it accepts ranks 8 and 16
     expected["flashinfer"] = "0"  # its kernels are compiled at the start, which needs nvcc and ninja
     for in_4bit, quantization in ((True, "bitsandbytes"), (False, None)):
-        sampler = sampling.VLLMSampler(str(tiny), replace(settings, load_in_4bit=in_4bit), lora_rank=12)
+        sampler = sampling.VLLMSampler(model_source(tiny), replace(settings, load_in_4bit=in_4bit), lora_rank=12)
         assert started[-1] | expected | {"quantization": quantization} == started[-1]
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}

@@ -32,6 +32,7 @@ from gtpo.evaluation.storage import (
 )
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy
+from gtpo.models.source import model_source
 
 ROWS = load_benchmark("arithmetic")[:7]
 SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0} | vars(PromptArguments())
@@ -220,7 +221,7 @@ def test_a_file_without_completions_is_created_again(tmp_path: Path) -> None:
 
 def test_every_process_saves_the_same_adapter_bytes(tiny: Path, tmp_path: Path) -> None:
     """PEFT keeps the names of modules in sets, whose order depends on the hash seed."""
-    policy, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", seed=0)
+    policy, _ = build_policy(model_source(tiny), ModelArguments(lora_rank=4), "transformers", seed=0)
     policy.save_pretrained(tmp_path)
     modules = read_json(tmp_path / "adapter_config.json")["target_modules"]
     assert modules == sorted(modules) and len(modules) == 7

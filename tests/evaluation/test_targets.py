@@ -1,6 +1,7 @@
 """Which adapters and which base model are evaluated, in which precision and with which prompt."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -15,44 +16,74 @@ from gtpo.arguments import ModelArguments, PromptArguments, stored_prompt
 from gtpo.evaluation import targets
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import (
-    Target,
+    Targets,
     check_base,
     choose_4bit,
-    choose_model,
     choose_prompts,
     find_targets,
+    label_among,
     max_lora_rank,
-    model_label,
-    same_model,
 )
 from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy, load_policy
+from gtpo.models.source import model_source, same_base
 
 TABLES = tables_of(__file__)
+OLDER = ["outputs/older"]
+
+
+def labels(found: Targets) -> list[str]:
+    return [label_among(target, found) for target in found]
+
+
+def base_of(names: list[str], model: str | None = None) -> str:
+    """The base that is loaded for ``--runs`` and ``--model``, after its check."""
+    found = find_targets(names, model)
+    check_base(found)
+    [base] = {target.base for target in found}
+    return base
 
 
 def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog: LogCaptureFixture) -> None:
-    assert find_targets([], None) == [Target("demo-newer", Path("outputs/demo/newer/adapter"), "last")]
+    [newest] = find_targets([], None)
+    assert labels([newest]) == ["demo-newer"]
+    assert (newest.adapter, newest.checkpoint) == (Path("outputs/demo/newer/adapter"), "last")
     assert "outputs/demo/newer" in caplog.text
     for study in ("reproduce/tiny", "study"):  # what they train is not evaluated unasked
         shutil.copytree(outputs / "older", outputs / study / "gtpo-s1")
     shutil.rmtree(outputs / "demo")
-    assert find_targets([], None, "best") == [Target("older@best", Path("outputs/older/best"), "best")]
+    [best] = find_targets([], None, "best")
+    assert (labels([best]), best.adapter, best.checkpoint) == (["older@best"], Path("outputs/older/best"), "best")
     shutil.rmtree(outputs / "older")
     with refused("no finished run"):
         find_targets([], None)
 
 
-def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> None:
+def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path, tiny: Path) -> None:
     paths = ["outputs/older/adapter", "outputs/older/best", "outputs/demo/newer/adapter"]
     found = find_targets(["base", "outputs/older", "outputs/older/best", "outputs/demo/newer/"], None)
-    assert [target.label for target in found] == ["", "older", "older-best", "demo-newer"]
+    assert labels(found) == [f"base-{tiny.name}", "older", "older-best", "demo-newer"]
     assert [target.adapter for target in found] == [None, *map(Path, paths)]
-    at_50 = Target("unfinished@50", Path("outputs/unfinished/checkpoint-50"), "50")
-    assert find_targets(["outputs/unfinished"], None, "50") == [at_50]
-    assert find_targets(paths[:1], None) == [Target("older", Path(paths[0]))]
-    assert find_targets([], "tiny") == [Target("")] == find_targets([], "")  # --model "$UNSET"
+    [at_50] = find_targets(["outputs/unfinished"], None, "50")
+    assert at_50.adapter == Path("outputs/unfinished/checkpoint-50")
+    assert (labels([at_50]), at_50.checkpoint) == (["unfinished@50"], "50")
+    [named] = find_targets(paths[:1], None)
+    assert (labels([named]), named.adapter, named.checkpoint) == (["older"], Path(paths[0]), None)
+    assert labels(find_targets([], "tiny")) == labels(find_targets(["base"], "tiny")) == ["base-tiny"]
+    with refused("is not a model or a run"):  # --model "$UNSET"
+        find_targets([], "")
+
+
+def test_model_names_an_adapter_or_a_run_too(outputs: Path, tiny: Path) -> None:
+    for name in ("outputs/older", "outputs/older/adapter"):
+        [target] = find_targets([], name)
+        assert (labels([target]), target.adapter) == (["older"], Path("outputs/older/adapter"))
+        assert target.base == str(tiny)
+        with refused(f"--model {name} has an adapter: name it with --runs"):
+            find_targets(["outputs/demo/newer"], name)
+    [best] = find_targets([], "outputs/older", "best")
+    assert best.adapter == Path("outputs/older/best")
 
 
 @mark.parametrize(
@@ -63,15 +94,16 @@ def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], chec
     (outputs / "full" / "model").mkdir(parents=True)
     (outputs / "full" / "model" / "config.json").write_text("{}")
     with refused(named):
-        choose_model(find_targets(names, None, checkpoint), None)
+        find_targets(names, None, checkpoint)
 
 
-def test_a_merged_model_is_no_base(outputs: Path) -> None:
-    merged = outputs / "older" / "merged"
-    assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run
+def test_a_merged_model_is_no_base(outputs: Path, tiny: Path) -> None:
+    merged = shutil.copytree(tiny, outputs / "older" / "merged")
+    assert labels(find_targets([], str(merged))) == ["base-merged"]  # of no run
     fake_run(outputs / "older", {"model": "tiny"})
-    assert model_label(str(merged), [Target("")]) == "model-older-merged"
-    assert model_label(str(merged), [Target(""), Target("other", outputs)]) == "base-merged"  # what it started from
+    assert labels(find_targets([], str(merged))) == ["model-older-merged"]
+    edit_config(outputs / "demo/newer/adapter", base_model_name_or_path=str(merged))  # what it started from
+    assert labels(find_targets(["base", "outputs/demo/newer"], None)) == ["base-merged", "demo-newer"]
 
 
 def edit_json(path: Path, **changes: object) -> None:
@@ -94,7 +126,7 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
 def test_adapters_of_another_kind_are_refused(outputs: Path, settings: dict) -> None:
     edit_config(outputs / "older" / "adapter", **settings)
     with refused("expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication"):
-        choose_model(find_targets(["outputs/older"], None), None)
+        find_targets(OLDER, None)
 
 
 def test_pickled_adapters_are_refused(outputs: Path) -> None:
@@ -105,44 +137,44 @@ def test_pickled_adapters_are_refused(outputs: Path) -> None:
 
 
 def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
-    older, newer = find_targets(["outputs/older", "outputs/demo/newer"], None)
-    assert choose_model([Target(""), older, newer], None) == str(tiny)
-    edit_config(newer.adapter, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
-    with refused("outputs/demo/newer"):
-        choose_model([older, newer], None)
-    edit_config(newer.adapter, base_model_name_or_path="elsewhere/outputs/tiny/base-1")
-    with refused("elsewhere/outputs/tiny/base-1"):
-        choose_model([newer], None)
-    edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
+    newer = "outputs/demo/newer"
+    assert base_of(["base", *OLDER, newer]) == str(tiny)
+    edit_config(Path(newer, "adapter"), base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
+    with refused(newer):
+        find_targets([*OLDER, newer], None)
+    edit_config(Path(newer, "adapter"), base_model_name_or_path="elsewhere/outputs/tiny/base-1")
+    with refused("was trained from elsewhere/outputs/tiny/base-1, which is not here"):
+        base_of([newer])
+    edit_config(Path("outputs/older/adapter"), base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
     for model in (None, "tiny"):  # the shipped base takes the place of a tiny base that is gone
-        assert choose_model([older], model) == str(TINY_BASE)
+        assert base_of(OLDER, model) == str(TINY_BASE)
 
 
 def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     """Also other weights below another path, for a base that is gone; an adapter that names no weights is not."""
     base = shutil.copytree(tiny, tmp_path / "bases" / "small")
-    policy, _ = build_policy(ModelArguments(model=str(base), lora_rank=4), "transformers", seed=0)
+    policy, _ = build_policy(model_source(base), ModelArguments(lora_rank=4), "transformers", seed=0)
     policy.save_pretrained(outputs / "mine" / "adapter")
-    [mine] = find_targets(["outputs/mine"], None)
+    mine = ["base", "outputs/mine"]
     original = fingerprint(base)
-    assert choose_model([mine], None) == str(base) and check_base(str(base), [Target(""), mine]) == original
+    assert check_base(find_targets(mine, None)) == original
     moved = str(base.rename(tmp_path / "small"))
-    assert check_base(moved, [mine]) == original
+    assert check_base(find_targets(mine, moved)) == original
     edit_json(Path(moved) / "config.json", rms_norm_eps=0.5)
     with refused(r"mine/adapter was trained from other files than .*small has now"):
-        check_base(choose_model([mine], moved), [mine])
-    assert check_base("owner/small", [mine]) == "owner/small"
-    edit_config(mine.adapter, auto_mapping=None)  # of an earlier revision
-    assert check_base(moved, [mine]) == fingerprint(moved)
+        check_base(find_targets(mine, moved))
+    [adapter] = find_targets(mine[1:], moved)
+    assert check_base([replace(adapter, base="owner/small")]) == "owner/small"
+    edit_config(adapter.adapter, auto_mapping=None)  # of an earlier revision
+    assert check_base(find_targets(mine, moved)) == fingerprint(moved)
 
 
 def test_model_names_a_copy_of_the_base(outputs: Path, tiny: Path, tmp_path: Path) -> None:
-    [older] = find_targets(["outputs/older"], None)
     copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
     with refused("--model"):
-        choose_model([older], str(copy))  # both exist, so it is another model
-    edit_config(older.adapter, base_model_name_or_path=str(tmp_path / "moved" / tiny.name))
-    assert choose_model([older], str(copy)) == str(copy)
+        find_targets(OLDER, str(copy))  # both exist, so it is another model
+    edit_config(Path("outputs/older/adapter"), base_model_name_or_path=str(tmp_path / "moved" / tiny.name))
+    assert base_of(OLDER, str(copy)) == str(copy)
 
 
 ORIGINAL = "Qwen/Qwen2.5-3B-Instruct"
@@ -159,43 +191,41 @@ COPY = "unsloth/qwen2.5-3b-instruct-unsloth-bnb-4bit"
 def test_other_weights_than_the_4bit_copy_are_named(
     config: dict, outputs: Path, gpu: None, caplog: LogCaptureFixture
 ) -> None:
-    [older] = find_targets(["outputs/older"], None)
-    edit_config(older.adapter, **config)
-    assert choose_model([older], COPY) == COPY and not caplog.messages
-    assert choose_model([older], ORIGINAL) == ORIGINAL
+    edit_config(Path("outputs/older/adapter"), **config)
+    assert base_of(OLDER, COPY) == COPY and not caplog.messages
+    assert base_of(OLDER, ORIGINAL) == ORIGINAL
     assert [record.levelname for record in caplog.records] == ["WARNING"] and COPY in caplog.text
 
 
 def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
     found = find_targets(["base", "outputs/older", "outputs/demo/newer"], None)
     assert max_lora_rank(found[:1]) is None
-    edit_config(found[1].adapter, rank_pattern=None)
     assert max_lora_rank(found) == 4
     edit_config(found[1].adapter, rank_pattern={"v_proj": 9})
-    assert max_lora_rank(found) == 9
+    assert max_lora_rank(find_targets(["base", "outputs/older", "outputs/demo/newer"], None)) == 9
 
 
 @mark.parametrize(
     ("a", "b", "same"),
-    TABLES["same_model"],
+    TABLES["same_base"],
 )
-def test_same_model(here: Path, a: str, b: str, same: bool) -> None:
+def test_same_base(here: Path, a: str, b: str, same: bool) -> None:
     for name in ("base-1", "base-2"):
         (here / "here" / "outputs" / "tiny" / name).mkdir(parents=True)
-    assert same_model(a, b) is same
-    assert same_model(b, a) is same
+    assert same_base(a, b) is same
+    assert same_base(b, a) is same
 
 
 def test_the_papers_models_need_a_gpu(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
     for name in ("llama", "Qwen/Qwen2.5-3B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"):
         with refused("needs a GPU"):
-            choose_model([Target("")], name)
-    assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
+            find_targets([], name)
+    assert find_targets([], "qwen", slow=True)[0].base == "Qwen/Qwen2.5-3B-Instruct"
 
 
 @fixture
-def trained(outputs: Path) -> list[Target]:
+def trained(outputs: Path) -> Targets:
     """Adapters of a 4-bit run and of a 16-bit run, one outside a run, and the base."""
     for run, value in (("older", True), ("demo/newer", False)):
         fake_run(outputs / run, {"load_in_4bit": value})
@@ -203,7 +233,7 @@ def trained(outputs: Path) -> list[Target]:
     return find_targets(["outputs/older", "outputs/demo/newer", "outputs/copied", "base"], None)
 
 
-def test_the_base_has_the_precision_of_training(trained: list[Target], gpu: None, monkeypatch: MonkeyPatch) -> None:
+def test_the_base_has_the_precision_of_training(trained: Targets, gpu: None, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: package == "bitsandbytes")
     in_4bit, in_16bit, elsewhere, base = trained
     assert choose_4bit(None, [in_4bit, base]) is True
@@ -216,7 +246,7 @@ def test_the_base_has_the_precision_of_training(trained: list[Target], gpu: None
 
 
 def test_a_4bit_adapter_without_gpu_is_a_warning(
-    trained: list[Target], monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+    trained: Targets, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
     assert choose_4bit(None, trained[:1]) is False
@@ -227,22 +257,21 @@ THINK = "<think> </think> <answer> </answer>"
 
 
 @fixture
-def prompted(outputs: Path) -> list[Target]:
+def prompted(outputs: Path) -> Targets:
     """A run of <think> without a system prompt, a run of an earlier revision, and the base model."""
     fake_run(outputs / "older", {"tags": THINK, "system_prompt": "none"})
     fake_run(outputs / "demo/newer", {"model": "tiny"})
-    return [*find_targets(["outputs/older", "outputs/demo/newer"], None), Target("")]
+    return find_targets(["outputs/older", "outputs/demo/newer", "base"], None)
 
 
-def test_adapters_are_asked_as_they_were_trained(prompted: list[Target]) -> None:
+def test_adapters_are_asked_as_they_were_trained(prompted: Targets, tiny: Path) -> None:
     think, earlier, base = prompted
     expected = PromptArguments(tags=THINK, system_prompt="none")
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
-    merged = Path("outputs/older/merged")
-    merged.mkdir()
-    assert choose_prompts({}, [base], str(merged)) == [expected]
+    merged = shutil.copytree(tiny, "outputs/older/merged")
+    assert choose_prompts({}, find_targets([], merged)) == [expected]
 
 
 def test_a_copy_is_asked_as_it_was_trained(
@@ -258,10 +287,11 @@ def test_a_copy_is_asked_as_it_was_trained(
     copy = shutil.copytree(outputs / "older" / "adapter", outputs / "older" / "copy")
     tokenizer.save_pretrained(copy)
     fake_run(outputs / "older", {"tags": "a b c d", "load_in_4bit": False})
-    merged = outputs / "merged"
+    merged = shutil.copytree(tiny, outputs / "merged")
     AutoTokenizer.from_pretrained(copy).save_pretrained(merged)  # as merge_adapter does
     targets_of_copy = find_targets([str(copy)], None)
-    assert choose_prompts({}, targets_of_copy) == choose_prompts({}, [Target("")], str(merged)) == [settings.prompt]
+    of_merged = choose_prompts({}, find_targets([], str(merged)))
+    assert choose_prompts({}, targets_of_copy) == of_merged == [settings.prompt]
     with refused("set --load_in_4bit"):
         choose_4bit(None, [*targets_of_copy, *find_targets(["outputs/demo/newer"], None)])
     caplog.clear()
@@ -270,7 +300,7 @@ def test_a_copy_is_asked_as_it_was_trained(
     assert caplog.messages == [f"{outputs / 'plain'} does not name its prompt: flags and the paper's are used"]
 
 
-def test_flags_decide_the_prompt_and_texts_are_no_files(prompted: list[Target], tmp_path: Path) -> None:
+def test_flags_decide_the_prompt_and_texts_are_no_files(prompted: Targets, tmp_path: Path) -> None:
     with refused("--tags"):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
@@ -278,8 +308,9 @@ def test_flags_decide_the_prompt_and_texts_are_no_files(prompted: list[Target], 
     secret = tmp_path / "secret.txt"
     secret.write_text("of the user")
     fake_run(tmp_path / "outputs/older", {"system_prompt": str(secret), "chat_template": str(secret)})
-    [prompt] = choose_prompts({}, prompted[:1])
+    prompted = find_targets(OLDER, None)
+    [prompt] = choose_prompts({}, prompted)
     assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
     assert PromptArguments(**stored_prompt(yaml.safe_load(yaml.safe_dump(vars(prompt))))) == prompt  # as for --regrade
     asked = EvaluationArguments(system_prompt=str(secret)).prompt
-    assert choose_prompts(asked, prompted[:1])[0].system_prompt == "of the user"
+    assert choose_prompts(asked, prompted)[0].system_prompt == "of the user"

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from gtpo.forward import attention as attention_module
 from gtpo.forward.attention import SHARED_KEYS, attention, share_keys
 from gtpo.models.load import load_base
+from gtpo.models.source import model_source
 
 
 class Module:
@@ -90,7 +91,7 @@ def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
 
 
 def test_loaded_models_share_keys_and_others_keep_their_attention(tiny: Path) -> None:
-    model, _ = load_base(str(tiny))
+    model, _ = load_base(model_source(tiny))
     assert model.config._attn_implementation == SHARED_KEYS and AttentionInterface()[SHARED_KEYS] is attention
     assert AttentionInterface()["sdpa"] is sdpa_attention_forward
     eager = LlamaForCausalLM.from_pretrained(tiny, attn_implementation="eager")
@@ -99,6 +100,6 @@ def test_loaded_models_share_keys_and_others_keep_their_attention(tiny: Path) ->
 
 
 def test_a_saved_model_does_not_name_it(tiny: Path, tmp_path: Path) -> None:
-    model, _ = load_base(str(tiny))
+    model, _ = load_base(model_source(tiny))
     model.save_pretrained(tmp_path)
     assert SHARED_KEYS not in (tmp_path / "config.json").read_text()

@@ -33,11 +33,13 @@ from gtpo.models.memory import (
     describe_plan,
     estimate,
     hours,
+    known_shape,
     saved_in_16_bits,
     scale_of,
     shape_of,
     verdict,
 )
+from gtpo.models.source import ModelSource, model_source
 from gtpo.reports.summary import start_lines
 
 TABLES = tables_of(__file__)
@@ -152,8 +154,9 @@ def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: M
     """Of 12 completions two processes have 6 each; of 24 three have 8, of which a group of 12 has 4."""
     monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
     values = settings_of("--backend transformers").to_dict()
-    assert [derived_micro_batch(values, processes) for processes in (1, 2, 12)] == [12, 6, 1]
-    assert derived_micro_batch(values | {"prompts_per_step": 2}, 3) == 4
+    shape = KNOWN["llama"]
+    assert [derived_micro_batch(shape, values, processes) for processes in (1, 2, 12)] == [12, 6, 1]
+    assert derived_micro_batch(shape, values | {"prompts_per_step": 2}, 3) == 4
 
 
 def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -183,17 +186,18 @@ def test_steps_follow_max_steps_or_epochs(flags: str, steps: int) -> None:
 
 def test_the_size_of_a_model_is_read_from_its_config(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Its scale: parameters without the embeddings, and the context. What has no estimate has a context."""
-    monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: False)
     vocabulary = AutoConfig.from_pretrained(tiny).vocab_size
-    assert shape_of(str(tiny)) == Shape(vocabulary, 160, 480, 2, 4, 4, 40, tied=False)
-    assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
-    assert scale_of(str(TINY_BASE))[0] == KNOWN["tiny"].projections
+    assert shape_of(model_source(tiny)) == Shape(vocabulary, 160, 480, 2, 4, 4, 40, tied=False)
+    assert shape_of(model_source("meta-llama/Llama-3.1-8B-Instruct")) is KNOWN["llama"]
+    assert scale_of(model_source(TINY_BASE))[0] == KNOWN["tiny"].projections
 
     def has_no_estimate(model: str, why: str, context: float) -> None:
+        source = ModelSource(model, model, model)
         with refused(why):
-            shape_of(model)
-        assert scale_of(model) == (math.inf, context)
-        assert derived_micro_batch(SETTINGS | {"model": model}, 1) == 1
+            shape_of(source)
+        assert scale_of(source) == (math.inf, context)
+        assert derived_micro_batch(known_shape(source), SETTINGS, 1) == 1
 
     has_no_estimate("owner/name", "owner/name", math.inf)
     has_no_estimate(str(tmp_path), "config", math.inf)

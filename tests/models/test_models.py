@@ -25,20 +25,19 @@ from gtpo.models.load import (
     build_policy,
     load_base,
     load_policy,
-    resolve_model,
     sequences_of,
-    source_options,
     why_not_loaded,
 )
 from gtpo.models.memory import shape_of
+from gtpo.models.source import model_source
 from gtpo.training.export import merge_adapter
 
 # ---- LoRA policies ----
 
 
 def policy(directory: Path, seed: int = 0, **settings: Any) -> Any:
-    arguments = ModelArguments(model=str(directory), **({"lora_rank": 8} | settings))
-    return build_policy(arguments, "transformers", seed)[0]
+    arguments = ModelArguments(**({"lora_rank": 8} | settings))
+    return build_policy(model_source(directory), arguments, "transformers", seed)[0]
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_a_new_policy_is_the_base_by_its_seed(tiny: Path) -> None:
     weights = dict(first.named_parameters())
     assert same_weights(weights, again) and not same_weights(weights, other)
     ids = torch.arange(10, 40)[None]
-    base, tokenizer = load_base(str(tiny))
+    base, tokenizer = load_base(model_source(tiny))
     with torch.no_grad():
         assert torch.equal(first(ids).logits, base(ids).logits)
     assert tokenizer.padding_side == "left" and base.dtype == torch.float32
@@ -93,7 +92,7 @@ def test_a_cpu_run_beside_a_gpu_says_so(
 
 def test_a_base_padded_with_eos_gets_another_token(model: Path) -> None:
     edit(model / "tokenizer_config.json", {"pad_token": "</s>"})
-    _, tokenizer = load_base(str(model))
+    _, tokenizer = load_base(model_source(model))
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "</s>")
 
 
@@ -102,7 +101,7 @@ def test_an_unusable_tokenizer_is_refused_before_the_weights(model: Path, monkey
     for template in ("{% if %}", "{{ raise_exception('no') }}"):
         (model / "chat_template.jinja").write_text(template)
         with refused(rf"--chat_template.*{model}.*Template(Syntax)?Error: "):
-            load_base(str(model))
+            load_base(model_source(model))
 
 
 def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: Path) -> None:
@@ -112,7 +111,7 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
         (model / name).write_text(text)
     edit(model / "tokenizer_config.json", {"pad_token": "</s>"})
     with refused("--backend transformers"):
-        build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
+        build_policy(model_source(model), ModelArguments(lora_rank=8), "unsloth", 0)
 
 
 @pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -120,13 +119,13 @@ def test_completions_stop_at_the_end_of_a_turn(
     backend: str, unsloth: FakeUnsloth, tiny: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.models.load.end_of_turn", lambda tokenizer: 7)
-    model, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=8), backend, 0)
+    model, tokenizer = build_policy(model_source(tiny), ModelArguments(lora_rank=8), backend, 0)
     assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, 7])
 
 
 def test_unsloth_gets_the_settings_of_the_policy(unsloth: FakeUnsloth, tiny: Path) -> None:
-    arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
-    model, tokenizer = build_policy(arguments, "unsloth", seed=5, sequences=24)
+    arguments = ModelArguments(lora_rank=8, load_in_4bit=True, max_seq_length=99)
+    model, tokenizer = build_policy(model_source(tiny), arguments, "unsloth", seed=5, sequences=24)
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
     expected |= {"fast_inference": True, "max_num_seqs": 24}
@@ -139,7 +138,7 @@ def test_unsloth_gets_the_settings_of_the_policy(unsloth: FakeUnsloth, tiny: Pat
     assert tokenizer.pad_token != tokenizer.eos_token
 
     unsloth.options.clear()
-    build_policy(arguments, "unsloth", seed=5)
+    build_policy(model_source(tiny), arguments, "unsloth", seed=5)
     assert unsloth.options["fast_inference"] is False and "max_num_seqs" not in unsloth.options
 
 
@@ -167,7 +166,7 @@ def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> Non
     rows = AutoConfig.from_pretrained(tiny).vocab_size + 1
     unsloth.rows = rows
     with refused(str(rows)):
-        build_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
+        build_policy(model_source(tiny), ModelArguments(lora_rank=8), "unsloth", 0)
 
 
 def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path, monkeypatch: MonkeyPatch) -> None:
@@ -175,11 +174,11 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path, monkeypat
     config = SimpleNamespace(max_model_len=1500)
     engine = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
     monkeypatch.setattr(LlamaForCausalLM, "vllm_engine", engine, raising=False)
-    arguments = ModelArguments(model=str(tiny), lora_rank=4, max_seq_length=1500)
-    build_policy(arguments, "unsloth", 0, sequences=8)
+    arguments = ModelArguments(lora_rank=4, max_seq_length=1500)
+    build_policy(model_source(tiny), arguments, "unsloth", 0, sequences=8)
     config.max_model_len = 1499
     with refused("--max_seq_length 1499"):
-        build_policy(arguments, "unsloth", 0, sequences=8)
+        build_policy(model_source(tiny), arguments, "unsloth", 0, sequences=8)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_trained_weights_are_in_full_precision_on_a_gpu(
 ) -> None:
     """Every GPU emulates bfloat16, slowly."""
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
-    model, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=lora_rank), "transformers", 0)
+    model, _ = build_policy(model_source(tiny), ModelArguments(lora_rank=lora_rank), "transformers", 0)
     assert model.get_input_embeddings().weight.dtype == dtype
 
 
@@ -207,12 +206,12 @@ def test_code_of_a_model_is_refused_without_a_question(model: Path, tmp_path: Pa
     (model / "custom_generate").mkdir()
     for name in ("theirs.py", "custom_generate/generate.py"):
         (model / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    load_base(str(model))
+    load_base(model_source(model))
     for name, change in (("tokenizer_config.json", TOKENIZER), ("config.json", CONFIG)):
         old = (model / name).read_text()
         edit(model / name, change)
         with refused("Python code"):
-            load_base(str(model))
+            load_base(model_source(model))
         (model / name).write_text(old)
     assert not (tmp_path / "ran").exists()
 
@@ -232,16 +231,16 @@ def test_a_million_layers_are_refused_before_they_are_built(
 ) -> None:
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
     edit(model / "config.json", change)
-    for load in (load_base, shape_of, lambda path: build_policy(ModelArguments(model=path), "unsloth", 0)):
+    for load in (load_base, shape_of, lambda source: build_policy(source, ModelArguments(), "unsloth", 0)):
         with refused(r"has num_\w+ 1,?0.*: expected at most 1,000"):
-            load(str(model))
+            load(model_source(model))
 
 
 def test_a_merge_runs_no_code_of_a_model(model: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Even where a user has answered yes to Transformers' question."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     policy(model).save_pretrained(adapter := tmp_path / "adapter")
-    load_base(str(model))[1].save_pretrained(adapter)
+    load_base(model_source(model))[1].save_pretrained(adapter)
     for directory in (model, adapter):
         (directory / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     merge_adapter(adapter, tmp_path / "merged")
@@ -292,13 +291,13 @@ def test_smollm2_without_the_hub_names_the_command_that_builds_it(tmp_path: Path
 @pytest.mark.parametrize("reachable", [True, False])
 def test_without_a_connection_only_the_cache_is_searched(reachable: bool, monkeypatch: MonkeyPatch) -> None:
     """huggingface_hub retries each request for half a minute, two lines on the screen for each attempt."""
-    monkeypatch.setattr("gtpo.models.load.hub_is_reachable", lambda: reachable)
-    assert source_options("some/model") == {"local_files_only": not reachable}
+    monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: reachable)
+    assert model_source("some/model").options == {"local_files_only": not reachable}
 
 
 def test_a_model_is_a_hub_id_or_absolute_path(tiny: Path, monkeypatch: MonkeyPatch) -> None:
     ids = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "some/model")
-    assert tuple(map(resolve_model, ("llama", "qwen", "some/model"))) == ids
+    assert tuple(model_source(name).base for name in ("llama", "qwen", "some/model")) == ids
     monkeypatch.chdir(tiny.parent)
     assert policy(Path(tiny.name)).peft_config["default"].base_model_name_or_path == str(tiny)
 
@@ -308,7 +307,7 @@ def test_a_model_is_a_hub_id_or_absolute_path(tiny: Path, monkeypatch: MonkeyPat
 )
 def test_an_impossible_model_is_not_looked_up(name: str) -> None:
     with refused("--model") as caught:
-        resolve_model(name)
+        model_source(name)
     assert "pa/ss" not in str(caught.value)
 
 
@@ -317,7 +316,7 @@ def test_what_a_model_adds_to_sampling_is_named(model: Path, caplog: LogCaptureF
     adds = {"min_new_tokens": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [5], "typical_p": 0.5}
     keeps = {"eos_token_id": [2, 3], "temperature": 0.7, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05}
     write_json(model / "generation_config.json", adds | keeps)
-    config = load_base(str(model))[0].generation_config.to_dict()
+    config = load_base(model_source(model))[0].generation_config.to_dict()
     assert config.items() >= keeps.items()
     assert not any(config.get(name) for name in adds)
     said = [text.partition(" adds ")[2] for text in caplog.messages if "generation_config.json" in text]

@@ -20,6 +20,7 @@ from gtpo.models import backend, preflight
 from gtpo.models.backend import check_driver, load_backend
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine
+from gtpo.models.source import model_source
 
 OLD = "550.54.15"
 
@@ -73,11 +74,11 @@ def test_an_older_driver_is_named_without_a_gpu(
         parsed("--model", "llama")
     with refused(f"{OLD}.*R580"):
         load_backend("unsloth")
-    cli.preset_for("gtpo", "a/b")
+    cli.preset_for("gtpo", model_source("a/b"))
     assert [OLD in message for message in caplog.messages] == [True]
-    cli.preset_for("gtpo", "tiny")
+    cli.preset_for("gtpo", model_source("tiny"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the CPU is what the user wants
-    cli.preset_for("gtpo", "a/b")
+    cli.preset_for("gtpo", model_source("a/b"))
     assert len(caplog.messages) == 1
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.files import read_json
+from helpers.refusals import refused
 from helpers.weights import Weights, same_weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from examples import tiny_base as recipe
 from examples.tiny_base import save_untrained_tiny
 from gtpo.data.arithmetic import arithmetic
-from gtpo.models.hub import TINY_BASE, is_tiny, shipped_instead
-from gtpo.models.load import resolve_model
+from gtpo.models.hub import TINY_BASE
+from gtpo.models.source import model_source
 from gtpo.prompts import to_completion, to_messages
 from rewards import score_format
 
@@ -91,7 +92,7 @@ def test_the_shipped_base_is_of_this_recipe(here: Path) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert TINY_BASE.name == recipe.directory_name()
     assert read_json(TINY_BASE / "tiny.json") == recipe.TINY
-    assert resolve_model("tiny") == str(TINY_BASE) and list(here.iterdir()) == []
+    assert model_source("tiny").base == str(TINY_BASE) and list(here.iterdir()) == []
     assert len(read_json(TINY_BASE / "losses.json")) == recipe.TINY["steps"]
 
 
@@ -126,8 +127,9 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: MonkeyPatch
 
 def test_a_missing_base_is_known_by_name(caplog: pytest.LogCaptureFixture) -> None:
     base = TINY_BASE.with_name("base-16f86973")
-    assert is_tiny(base) and shipped_instead(base) is None
+    assert model_source(base).base == str(base) and not caplog.messages
     gone = f"/gone/outputs/tiny/{base.name}"
-    assert resolve_model(gone) == str(base)
+    assert (model_source(gone).base, model_source(gone).preset) == (str(base), "tiny")
     assert gone in caplog.messages[-1]
-    assert shipped_instead("/x/outputs/tiny/base-1") is None
+    with refused("--model '/x/outputs/tiny/base-1' is unknown"):
+        model_source("/x/outputs/tiny/base-1")

@@ -14,7 +14,7 @@ from paper_runs import FIGURES as PAPER_FIGURES
 from gtpo.arguments import name_of
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.targets import adapter_target
+from gtpo.evaluation.targets import adapter_source
 from gtpo.files import CONFIGS, fingerprint
 from paper.matrix import (
     evaluations_of,
@@ -100,7 +100,7 @@ def test_evaluations_match_evaluate_py(here: Path) -> None:
         assert vars(flags).items() >= given.items()
         assert ("base" in flags.runs) == (work.checkpoint == "last")
         for run in work.experiments:
-            label = adapter_target(str(run.run.path), work.checkpoint).label
+            label = adapter_source(str(run.run.path), work.checkpoint).label
             assert work.result(run) == Path(flags.output_dir) / label / f"{work.benchmark}.json"
             assert str(run.run.path) in flags.runs
 

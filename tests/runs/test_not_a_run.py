@@ -19,11 +19,11 @@ import evaluate
 import figures
 from gtpo.evaluation import chat
 from gtpo.evaluation.storage import weights_have_changed
-from gtpo.evaluation.targets import adapter_target, find_targets
+from gtpo.evaluation.targets import adapter_source, find_targets
 from gtpo.files import fingerprint, remove
-from gtpo.models.hub import check_model_name
+from gtpo.models.source import model_source
 from gtpo.reports.html import write_report
-from gtpo.runs.directory import RunDirectory, find_adapter, find_weights, own_runs, write_manifest
+from gtpo.runs.directory import RunDirectory, find_weights, own_runs, write_manifest
 
 TABLES = tables_of(__file__)
 SETTINGS = {"model": "tiny", "gamma": 0.1, "num_generations": 4}  # of GTPO
@@ -91,19 +91,18 @@ def test_one_sentence_in_every_command(
 @pytest.mark.parametrize(("run", "named", "known"), TABLES["checkpoints"])
 def test_a_missing_checkpoint_names_those_there(run: str, named: str, known: str, inputs: None) -> None:
     with refused(f"^{run} has no checkpoint {named}: pick one of {known}.$"):
-        adapter_target(run, named)
+        adapter_source(run, named)
 
 
 def test_the_checkpoints_that_are_named_can_be_taken(inputs: None) -> None:
     for run, step in (("interrupted", "27"), ("trl", "4")):
-        assert adapter_target(run, step).adapter == Path(run) / f"checkpoint-{step}"
+        assert adapter_source(run, step).adapter == Path(run) / f"checkpoint-{step}"
     with refused("full trained all weights and has no adapter: evaluate it with --model full/checkpoint-27"):
-        adapter_target("full", "27")
-    with refused("trl/checkpoint-4 is not a model, and its weights are in trl/checkpoint-4: .* evaluate.py --runs"):
-        check_model_name("trl/checkpoint-4")
+        adapter_source("full", "27")
+    assert model_source("trl/checkpoint-4").adapter == Path("trl/checkpoint-4")
     Path("full/checkpoint-27").rename("full/model")
-    with refused("full is not a model, and its weights are in full/model: name a model with --model"):
-        check_model_name("full")
+    full = model_source("full")
+    assert (full.adapter, full.base, full.name) == (None, str(Path("full/model").absolute()), "full/model")
 
 
 # ---- resumed, and not ended again ----
@@ -116,7 +115,7 @@ def run(here: Path) -> RunDirectory:
 
 
 def test_weights_of_a_first_end_are_set_aside(run: RunDirectory) -> None:
-    assert run.is_finished and adapter_target("outputs/run").adapter == run.adapter
+    assert run.is_finished and adapter_source("outputs/run").adapter == run.adapter
     run.set_aside(2)
     assert not run.is_finished and own_runs("weights") == []
     earlier = run.earlier_weights()
@@ -126,8 +125,9 @@ def test_weights_of_a_first_end_are_set_aside(run: RunDirectory) -> None:
         find_weights(run.path)
     with refused("no finished run"):
         find_targets([], None)
-    assert find_adapter(str(run.path)) is None
-    assert adapter_target(str(earlier[0])).label == "run-adapter-step-2"
+    with refused("not finished .*adapter-step-2 is from before it was resumed.*--model outputs/run/checkpoint-2"):
+        model_source(run.path)
+    assert adapter_source(str(earlier[0])).label == "run-adapter-step-2"
     run.set_aside(12)  # resumed again: nothing new to set aside
     assert run.earlier_weights() == earlier
     finish(run.adapter)

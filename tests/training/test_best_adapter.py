@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, TrainerControl, TrainerState
 
 from gtpo.arguments import ModelArguments
 from gtpo.models.load import build_policy
+from gtpo.models.source import model_source
 from gtpo.runs.directory import RunDirectory
 from gtpo.training import best_adapter
 from gtpo.training.best_adapter import BestAdapter
@@ -108,7 +109,7 @@ def test_a_resumed_run_keeps_its_best(name: str, step: int, metric: Any, is_kept
 def test_the_saved_adapter_is_that_of_a_checkpoint(tiny: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """PEFT would ask the Hub, at each save, whether the embedding of a base there has another size."""
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asked the Hub"))
-    policy, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
+    policy, tokenizer = build_policy(model_source(tiny), ModelArguments(lora_rank=4), "transformers", 0)
     policy.peft_config["default"].base_model_name_or_path = "owner/name"
     callback = BestAdapter(RunDirectory(tmp_path), tokenizer)
     state = SimpleNamespace(max_steps=1, global_step=1)
