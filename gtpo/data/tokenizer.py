@@ -3,9 +3,12 @@
 import logging
 import math
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments, Values
@@ -20,6 +23,10 @@ DATE = date(2024, 7, 26)  # Llama 3's own where a template has no clock
 PAD_TOKENS = ["<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]"]
 ROLES = ["bos_token", "eos_token", "sep_token", "cls_token", "mask_token"]  # their text occurs in prompts
 RARE = "\x00\u0378\U0001f9ff\ue000"  # characters that few vocabularies have
+
+TEMPLATE_SECONDS = 5.0  # of the processor for one conversation; templates take milliseconds
+TEMPLATE_MEMORY = 2**30  # bytes
+TEMPLATE_LENGTH = 2**24  # characters of a rendered conversation
 
 FOLD_SYSTEM = (  # before the template of a model without a system role
     "{%- if messages[0]['role'] == 'system' and messages|length > 1 and messages[1]['role'] == 'user' -%}"
@@ -104,13 +111,45 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 
 def render(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
-    """A conversation as text, by the tokenizer's chat template. UsageError if it fails."""
+    """A conversation as text, by the tokenizer's chat template. UsageError if it fails, or takes too much."""
     try:
-        text: str = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
+        with _bounded():
+            text: str = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
+        if len(text) > TEMPLATE_LENGTH:
+            raise ValueError(f"it writes {len(text):,} characters")
     except Exception as error:  # a template raises anything
         source = f"chat template (--chat_template, or that of {tokenizer.name_or_path})"
-        raise UsageError(f"{source}: {last_line(error)}.") from error
+        what = "it takes too much memory" if isinstance(error, MemoryError) else last_line(error)
+        raise UsageError(f"{source}: {what}.") from error
     return text
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Limits of processor time and memory: a template is a program, and may be a stranger's.
+
+    Jinja's sandbox bounds neither. The timer repeats, because Jinja ignores errors of an expression that it evaluates
+    while it compiles; it is of the main thread, as signals are.
+    """
+    with ExitStack() as limits:
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+            limits.callback(signal.signal, signal.SIGVTALRM, signal.signal(signal.SIGVTALRM, _is_late))
+            signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS, TEMPLATE_SECONDS)
+            limits.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
+        pages = Path("/proc/self/statm")
+        if pages.is_file():  # Linux; elsewhere the length alone is bounded
+            import resource  # Windows has none
+
+            used = int(pages.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+            before, hard = resource.getrlimit(resource.RLIMIT_AS)
+            smallest = min(limit for limit in (used + TEMPLATE_MEMORY, before, hard) if limit >= 0)
+            resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
+            limits.callback(resource.setrlimit, resource.RLIMIT_AS, (before, hard))
+        yield
+
+
+def _is_late(number: int, frame: Any) -> None:
+    raise TimeoutError(f"it takes more than {TEMPLATE_SECONDS:g} seconds")
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **options: Any) -> list[int]:

@@ -1,6 +1,8 @@
 """Padding tokens, chat templates and prompts of tokenizers as models bring them."""
 
 import re
+import resource
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,6 +224,38 @@ def test_without_a_template_the_prompt_is_plain_text(bos: str, caplog: LogCaptur
     assert tokenizer.decode(encode_prompt(tokenizer, TURNS)) == prompt
     full = tokenizer.apply_chat_template([*TURNS, {"role": "assistant", "content": "4"}], tokenize=False)
     assert full == prompt + "4<eos>"  # what SFT learns ends the completion
+
+
+HOSTILE = {  # what a template does -> it, and what is said
+    "loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "more than 0.2 seconds",
+    ),
+    "fills the memory": ("{{ 'x' * 3000000000 }}", "it takes too much memory"),
+    "is long": ("{% for i in range(1800) %}{{ 'x' * 10000 }}{% endfor %}", "it writes 18,000,"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_has_limits_of_time_memory_and_length(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the tokenizer is read, and where the second prompt of a benchmark is rendered; then all is as before."""
+    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 0.2)
+    program, said = HOSTILE[kind]
+    before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)
+    source = rf"chat template \(--chat_template, or that of .*\): .*({said})"
+    with refused(source):
+        prepare_tokenizer(with_template(CHATML + program), "some/model")
+    tokenizer = with_template(CHATML + "{% if 'eggs' in messages[-1].content %}" + program + "{% endif %}")
+    prepare_tokenizer(tokenizer, "some/model")
+    sampler = SimpleNamespace(context_length=999)
+    problems = [Problem("a", "1 + 1?", "2"), Problem("b", "Six eggs?", "6")]
+    assert len(make_requests(sampler, problems[:1], Sampling(k=1, max_new_tokens=9), tokenizer=tokenizer)) == 1
+    with refused(source):
+        make_requests(sampler, problems, Sampling(k=1, max_new_tokens=9), tokenizer=tokenizer)
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}" + (
