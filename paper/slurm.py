@@ -9,6 +9,7 @@ next to the runs.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -183,6 +184,8 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
 
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
+    if shutil.which("squeue") is None:
+        raise UsageError("--slurm: this machine has no squeue: start it on a login node, or use --commands.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:

@@ -214,3 +214,9 @@ def test_time_limits(limit: str, expected: int) -> None:
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
     with refused(f"--slurm {words.split('=')[0]}"):
         read_cluster(words.split(), "paper", tmp_path)
+
+
+def test_a_machine_without_slurm_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    with refused("--slurm: this machine has no squeue: start it on a login node, or use --commands"):
+        read_cluster(["partition=gpu"], "tiny", here)
