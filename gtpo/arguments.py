@@ -368,10 +368,35 @@ class Settings:
             values |= {name: getattr(group, name) for name in fields_of([type(group)])}
         return {name: value for name, value in values.items() if name not in NOT_STORED}
 
+    def without_effect(self) -> list[str]:
+        """The settings that differ from preset and default, and change nothing beside another one, as text."""
+        values = {**self.to_dict(), **vars(self.run), **vars(self.reward or self.run)}
+        found = []
+        for name, other, none in WITHOUT_EFFECT:
+            if name in self.changed and name in values and values.get(other) in none:
+                found.append(f"--{name} {values[name]} has no effect with --{other} {values[other]}")
+        return found
+
     def changed_settings(self) -> Values:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
         told = self.changed | {"model", "dataset", "output_dir"}
         return {name: value for name, value in self.to_dict().items() if name in told}
 
 
+WITHOUT_EFFECT = (  # a setting, another one, and the values of that with which the first one changes nothing
+    ("entropy_threshold", "entropy_filter", ("off",)),
+    ("initial_entropy", "entropy_filter", ("off", "on", "negative_only")),
+    ("zero_advantage", "gamma", (0,)),
+    ("conflict_positive_weight", "conflict_correction", (False,)),
+    ("lora_target_modules", "lora_rank", (0,)),
+    ("vllm_mode", "use_vllm", (False,)),
+    ("vllm_server_host", "use_vllm", (False,)),
+    ("vllm_server_port", "use_vllm", (False,)),
+    ("vllm_server_base_url", "use_vllm", (False,)),
+    ("vllm_tensor_parallel_size", "use_vllm", (False,)),
+    ("gpu_memory_utilization", "use_vllm", (False,)),
+    ("num_completions_to_print", "log_completions", (False,)),
+    ("answer_list", "dataset", ("gsm8k", "math", "arithmetic")),
+    ("changed_reward", "resume", (None,)),
+)
 NOT_STORED = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}

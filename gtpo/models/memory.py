@@ -305,6 +305,7 @@ def describe_plan(settings: Settings, rows: int) -> str:
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
         settings.optimization,
+        *settings.without_effect(),
         f"micro-batch: {trainer.per_device_train_batch_size} of {settings.completions_per_step}",
         *_memory_lines(shape, values),
     ]

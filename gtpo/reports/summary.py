@@ -145,6 +145,7 @@ def start_lines(settings: Settings, prompts: int, state: TrainerState, processes
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{counted(state.max_steps, 'step')} of {each}; {counted(prompts, 'prompt')}{done}",
         settings.optimization,
+        *settings.without_effect(),
     ]
 
 

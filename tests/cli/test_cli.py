@@ -17,7 +17,7 @@ from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, TrainerState
 from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments, fields_of
@@ -28,7 +28,9 @@ from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.models.memory import describe_plan
 from gtpo.models.source import ModelSource, model_source
+from gtpo.reports.summary import start_lines
 from gtpo.runs.directory import MAY_CHANGE
 
 TABLES = tables_of(__file__)
@@ -177,6 +179,47 @@ def test_texts_and_numbers_of_a_file_are_taken_as_written(tmp_path: Path) -> Non
     got = settings("--config", config_file(tmp_path, text))
     expected = ["010", "no", 10, 1e-3, "off", False]
     assert [got[line.partition(":")[0]] for line in text.splitlines()] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", []),
+        ("--entropy_threshold 0.3 --initial_entropy 0.5", []),
+        (
+            "--entropy_threshold 0.3 --initial_entropy 0.5 --entropy_filter off",
+            [
+                "--entropy_threshold 0.3 has no effect with --entropy_filter off",
+                "--initial_entropy 0.5 has no effect with --entropy_filter off",
+            ],
+        ),
+        ("--zero_advantage skip --gamma 0", ["--zero_advantage skip has no effect with --gamma 0.0"]),
+        ("--zero_advantage skip --gamma 0.1", []),
+        (
+            "--conflict_positive_weight 5 --conflict_correction false",
+            ["--conflict_positive_weight 5.0 has no effect with --conflict_correction False"],
+        ),
+        (
+            "--lora_target_modules q_proj --lora_rank 0 --backend transformers",
+            ["--lora_target_modules ['q_proj'] has no effect with --lora_rank 0"],
+        ),
+        ("--use_vllm false --vllm_mode server", ["--vllm_mode server has no effect with --use_vllm False"]),
+        ("--dataset arithmetic --answer_list all", ["--answer_list all has no effect with --dataset arithmetic"]),
+        ("--changed_reward true", ["--changed_reward True has no effect with --resume None"]),
+    ],
+)
+def test_settings_without_effect_are_named(words: str, expected: list[str]) -> None:
+    """At the start of a run, and in a plan."""
+    got = parsed(*ON_CPU, *words.split())
+    assert got.without_effect() == expected
+    lines = start_lines(got, 10, TrainerState(max_steps=10), 1)
+    assert [line for line in lines if "no effect" in line] == expected
+    assert [line[2:] for line in describe_plan(got, 10).splitlines() if "no effect" in line] == expected
+
+
+def test_sft_names_none_of_them_and_a_preset_none() -> None:
+    assert parsed(*ON_CPU, "--gpu_memory_utilization", "0.5", method="sft").without_effect() == []
+    assert parsed("--model", "smol", *ON_CPU).without_effect() == []
 
 
 STEPS, EPOCHS = ["max_steps", "num_train_epochs"], [-1, 2.0]
