@@ -134,6 +134,12 @@ def test_loss_and_head_need_torch_alone(module: str) -> None:
     assert packages(module) <= {"torch", *STANDARD}
 
 
+def test_the_plugin_of_verl_needs_verl_and_the_loss_alone() -> None:
+    of_verl = {"omegaconf", "numpy", "torch", "transfer_queue", "verl"}
+    assert packages("examples.verl.gtpo_verl") <= {"gtpo_loss", *of_verl, *STANDARD}
+    assert not [name for name in modules_of("examples/verl") if "gtpo" in packages(name)]
+
+
 @pytest.mark.parametrize("package", OWNERS)
 def test_heavy_packages_have_owners(package: str) -> None:
     assert {module for module in MODULES if package in packages(module)} <= OWNERS[package]
