@@ -177,10 +177,11 @@ def settings_of(trainer: Any) -> Settings:
 
 
 def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Train, and return the adapter's weights by name."""
+    """Train, and return the adapter's weights by name, gathered where FSDP2 cut them."""
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    trained = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: w.full_tensor() if hasattr(w, "full_tensor") else w.clone() for name, w in trained.items()}
 
 
 def weight_changes(trainer: Any) -> torch.Tensor:
@@ -231,4 +232,6 @@ if __name__ == "__main__":
             name = f"weights-{number}.safetensors" if several else "weights.safetensors"
             save_file(weights, Path(arguments.output_dir) / name)
             write_json(Path(arguments.output_dir) / "log.json", trainer.state.log_history)
+            kinds = {name: type(weight).__name__ for name, weight in trainer.model.named_parameters()}
+            write_json(Path(arguments.output_dir) / "parameters.json", kinds)
     leave(0)

@@ -103,6 +103,44 @@ def test_fsdp2_gradients_match_one_process(build: Any, tiny: Path, tmp_path: Pat
     assert_close(load_file(out / "weights.safetensors"), expected)
 
 
+def launch_fsdp2(*argv: object, cwd: Path = ROOT) -> None:
+    """A script in two processes, with configs/accelerate/fsdp2.yaml and Accelerate's FSDP2 on a CPU."""
+    launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "configs/accelerate/fsdp2.yaml"]
+    launch += ["--num_processes", "2", "--main_process_port", "0"]
+    command = [sys.executable, *launch, ROOT / "tests/helpers/fsdp_cpu.py", *argv]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run_process([*map(str, command)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
+
+
+@pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("grpo", 0.04)])
+def test_fsdp2_steps_match_one_process(method: str, beta: float, build: Any, tiny: Path, tmp_path: Path) -> None:
+    """Through Accelerate, every parameter sharded; DDP equals one process, too."""
+    settings = {"max_steps": 3, "beta": beta}
+    half = {"per_device_train_batch_size": GROUP // 2}
+    out = tmp_path / "sharded"
+    out.mkdir()
+    launch_fsdp2(ROOT / "tests/helpers/canned.py", method, tiny, out, json.dumps(settings | half))
+    kinds = read_json(out / "parameters.json")
+    assert len(kinds) == 29 and {*kinds.values()} == {"DTensor"}
+    assert_as_one_process(out, build(method, "single", **settings))
+
+
+def test_a_run_under_fsdp2_resumes(tiny: Path, tmp_path: Path) -> None:
+    argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
+    argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
+    launch_fsdp2(ROOT / "train_gtpo.py", *argv, cwd=tmp_path)
+    (run,) = (tmp_path / "outputs").iterdir()
+    expected = adapter_of(run / "adapter")
+    metrics = metrics_of(run)
+    of_checkpoint = {path.name for path in (run / "checkpoint-2").iterdir()}
+    assert {"pytorch_model_fsdp.bin", "optimizer.bin", "adapter_model.safetensors"} <= of_checkpoint
+    shutil.rmtree(run / "checkpoint-4")
+    shutil.rmtree(run / "adapter")
+    launch_fsdp2(ROOT / "train_gtpo.py", *argv, "--resume", run, cwd=tmp_path)
+    assert same_weights(adapter_of(run / "adapter"), expected)
+    assert untimed(metrics_of(run)) == untimed(metrics)
+
+
 def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> None:
     """In the second of three epochs, each of two steps."""
     argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "2", "--max_steps", "6"]

@@ -1,0 +1,30 @@
+"""A script under FSDP2 on a CPU: ``accelerate launch --config_file configs/accelerate/fsdp2.yaml fsdp_cpu.py SCRIPT``
+
+Accelerate's state takes FSDP on accelerators alone, and DDP on a CPU; its wrapping, saving and loading work on both.
+"""
+
+import functools
+import runpy
+import sys
+from typing import Any
+
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+
+plain = AcceleratorState.__init__
+
+
+@functools.wraps(plain)
+def with_fsdp(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+    is_first = not AcceleratorState._shared_state
+    plain(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if is_first:
+        assert fsdp_plugin is not None, "start it with accelerate launch and fsdp2.yaml"
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # each state is a copy of it
+
+
+if __name__ == "__main__":
+    AcceleratorState.__init__ = with_fsdp  # type: ignore[method-assign]
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
