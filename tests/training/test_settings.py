@@ -19,14 +19,15 @@ from gtpo.training import refusals
 
 TABLES = tables_of(__file__)
 OBJECTIVE = {*refusals._VALUES["supported"]}  # test_refusals.py refuses their other values
-READERS = TABLES["readers"]
+RENAMED = {old: new for old, new in TABLES["renamed"].items() if new in fields_of([GRPOConfig])}
+READERS = {place: [RENAMED.get(name, name) for name in names] for place, names in TABLES["readers"].items()}
 CONFIGS = {"grpo": GRPOConfig, "sft": SFTConfig}
 
 
 def test_every_field_reaches_something_or_is_refused() -> None:
     of_vllm = {*TABLES["of_vllm"]}
     assert of_vllm | {"vllm_mode"} == {f"vllm_{name}" for name in OF_VLLM}
-    acts = of_vllm.union(TABLES["weights"], TABLES["weights_of"], TABLES["always"], *READERS.values())
+    acts = of_vllm.union(TABLES["weights"], TABLES["weights_of"], TABLES["always"], RENAMED, *READERS.values())
     refused_ = OBJECTIVE.union(refusals._UNUSED["grpo"], ["auto_find_batch_size"])  # GRPOConfig refuses the latter
     fields = {*fields_of([GRPOConfig])}
     assert fields - acts - refused_ == set() == (acts | refused_) - fields
@@ -35,7 +36,7 @@ def test_every_field_reaches_something_or_is_refused() -> None:
 
 def test_every_field_of_sft_reaches_something_or_is_refused() -> None:
     fields = {*fields_of([SFTConfig])}
-    acts = fields & {"do_train", "do_eval"}.union(*READERS.values(), *TABLES["sft"].values())
+    acts = fields & {"do_train", "do_eval"}.union(RENAMED, *READERS.values(), *TABLES["sft"].values())
     refused_ = {*refusals._UNUSED["sft"], "resume_from_checkpoint"}  # the latter by the command line
     assert fields - acts - refused_ == set() == acts & refused_
 
