@@ -388,6 +388,8 @@ WITHOUT_EFFECT = (  # a setting, another one, and the values of that with which 
     ("initial_entropy", "entropy_filter", ("off", "on", "negative_only")),
     ("zero_advantage", "gamma", (0,)),
     ("conflict_positive_weight", "conflict_correction", (False,)),
+    ("conflict_span", "conflict_correction", (False,)),
+    ("conflict_tokens", "conflict_correction", (False,)),
     ("lora_target_modules", "lora_rank", (0,)),
     ("vllm_mode", "use_vllm", (False,)),
     ("vllm_server_host", "use_vllm", (False,)),

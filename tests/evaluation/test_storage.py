@@ -44,7 +44,7 @@ class Canned:
     """A sampler that answers with the id of the request, two at a time."""
 
     context_length = 1000
-    base = str(TINY_BASE)
+    base = model_source(str(TINY_BASE))
 
     def sample(self, requests: Sequence[Request], done: set[Key], *_: object) -> Iterator[list[dict]]:
         rows = [

@@ -121,7 +121,8 @@ def test_with_gpu_model_flags_and_files_choose_the_backend(
 
 def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:
     """vLLM of each process would be on the first GPU."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():  # as torchrun sets them
+        monkeypatch.setenv(name, value)
     with refused("add --backend transformers"):
         loaded("--model llama")
 
