@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class WholeGenerations(TrainerCallback):
         steps, accumulation = state.global_step, args.gradient_accumulation_steps
         trainer = self.trainer
         trainer._step = steps * accumulation
-        if hasattr(train_dataloader, "__len__") and len(train_dataloader):  # the last step of an epoch may have fewer
+        if has_length(train_dataloader) and len(train_dataloader):  # the last step of an epoch may have fewer
             of_epoch = len(train_dataloader)
             epochs, rest = divmod(steps, math.ceil(of_epoch / accumulation))
             trainer._step = epochs * of_epoch + rest * accumulation

@@ -105,7 +105,8 @@ class GRPOTrainer(HeldOutEvaluation):
             args = self._config(f"{source.rpartition('/')[2]}-{self._name}")
         self.check_settings(args)
         self.settings = kwargs.pop("settings", None) or self.Settings()
-        self.tags: Sequence[str] = kwargs.pop("tags", TAGS)  # of conflict_tokens "tags"
+        of_config = getattr(args, "tags", "").split()  # a GTPOConfig has them
+        self.tags: Sequence[str] = kwargs.pop("tags", of_config or TAGS)  # of conflict_tokens "tags"
         names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
         given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
         check_inputs(given)
@@ -475,8 +476,10 @@ class GTPOConfig(GTPOArguments, trl.GRPOConfig):
 
     loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
     disable_dropout: bool = field(default=True, metadata={"help": "Completions are sampled without dropout."})
+    tags: str = field(default=" ".join(TAGS), metadata={"help": "Of conflict_tokens tags."})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.tags = kwargs.pop("tags", " ".join(TAGS))
         names = fields_of([GTPOArguments]).keys() & kwargs
         own = GTPOArguments(**{name: kwargs.pop(name) for name in names})
         self.__dict__.update(vars(own))

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from examples import gtpo_trl
 from gtpo import GRPOTrainer, GTPOArguments, GTPOConfig, GTPOTrainer
 from gtpo.errors import RunError
+from gtpo.prompts import TAGS
 
 QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "optim": "sgd"}
 SMALL = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 4, "max_steps": 1}
@@ -75,10 +76,19 @@ def test_a_trainer_without_args_has_the_defaults(
 
 
 def test_the_config_has_the_fields_of_the_file(tmp_path: Path) -> None:
-    given = {"gamma": 0.3, "conflict_span": "common", "initial_entropy": 0.2, "temperature": 0.7}
+    given = {"gamma": 0.3, "conflict_span": "common", "initial_entropy": 0.2, "temperature": 0.7, "tags": "<a> </a>"}
     for settings in (QUIET, QUIET | given):
         ours, theirs = GTPOConfig(str(tmp_path), **settings), gtpo_trl.GTPOConfig(str(tmp_path), **settings)
-        assert ours.to_dict() == theirs.to_dict()
+        assert ours.to_dict() == theirs.to_dict() | {"disable_dropout": True}  # TRL's reaches modules alone
+
+
+def test_the_tags_of_the_config_are_the_trainers(tiny: Path, tmp_path: Path) -> None:
+    for given, expected in (({}, TAGS), ({"tags": "<a> </a>"}, ("<a>", "</a>"))):
+        trainer = GTPOTrainer(str(tiny), worth, GTPOConfig(str(tmp_path), **QUIET, **given), rows(1.0))
+        assert tuple(trainer.tags) == expected
+
+
+def test_the_config_refuses_values_of_the_method(tmp_path: Path) -> None:
     with refused("gamma is -1"):
         GTPOConfig(str(tmp_path), gamma=-1)
 
