@@ -7,7 +7,7 @@ always agree. Cheap exact rules run first and decide almost every pair; sympy co
 2. exact numbers: decimals, fractions, mixed numbers and percentages as `fractions.Fraction`, without a tolerance;
 3. the value that is claimed last: ``x = 5``, ``|z| = 5``, ``P = \frac{2}{4} = \frac12``; and structure, element by
    element: tuples and intervals in order and with their brackets, sets and lists in any order, unions, matrices;
-4. units, number bases, words;
+4. what stands beside a value, read whole by a closed grammar: units, labels, remarks; number bases, words;
 5. math-verify for the rest (surds, polynomials, equations), in one worker process limited to 5 seconds per comparison
    and per completion, and 2 GiB of memory.
 
@@ -20,11 +20,11 @@ seconds. The last one may overrun it, so a completion takes less than 10 seconds
 batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
 
 Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
-(75 cents is ``\$0.75``, 18 cents is not ``\$18``); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in
-that order, and no set; ``3-4`` and ``2024-01-05`` as a whole equal only themselves; ``204_5`` equals only ``204_5``; a
-decimal equals an exact value if it is exact, or correct to the last of at least 10 significant digits; ``AB = 18`` and
-``m + n = 18`` equal 18. ``2x = 18``, ``x + 1 = 18`` and ``1 = 18`` do not: an equation to solve, or a false statement,
-has no value.
+(75 cents is ``\$0.75``, 18 cents is not ``\$18``, 18 apples neither); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but
+``(1, 2)`` only in that order, and no set; ``3-4`` and ``2024-01-05`` as a whole equal only themselves; ``204_5`` equals
+only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of at least 10 significant
+digits; ``AB = 18`` and ``m + n = 18`` equal 18. ``2x = 18``, ``x + 1 = 18`` and ``1 = 18`` do not: an equation to
+solve, or a false statement, has no value.
 """
 
 from gtpo.grading.algebra import TimeBudget as TimeBudget

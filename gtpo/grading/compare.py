@@ -11,7 +11,8 @@ from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
-from gtpo.grading.units import in_one_unit, split_unit, strip_units
+from gtpo.grading.subject import is_name
+from gtpo.grading.units import LABEL, in_one_unit, split_unit, strip_units, without_change, without_same_change
 from gtpo.grading.worker import shared_worker
 
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
@@ -20,11 +21,19 @@ _RELATION = f"=|{_COMPARISON}"
 _OPERATION = rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
+_POINT = re.compile(r"^\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations elsewhere
 _OPTION = re.compile(  # one label: (B) with its text
     r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
 _NEGATION = re.compile(
     r"\b(?!(?-i:NO)\b)(?:not?|never|neither|wrong|false|incorrect)\b|n't\b|\b(?:at|when|where|if) [a-z]=", re.IGNORECASE
+)
+_SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
+_FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
+_INTEGER = re.compile(
+    r"([a-z])\$?\s*(?:\\in|\u2208)\s*(?:\\mathbb\s*\{?Z|\\Z|\u2124|Z)"
+    r"|(?:integers?|integer values?(?: of)?)\s*\}?\s*\$?([a-z])(?![a-z])"
+    r"|([a-z])\$?\s*\}?\s*(?:\\text\s*\{\s*)?(?:is|are|being) any? integer"
 )
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
@@ -42,17 +51,24 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
     if prediction is None:
         return False
     return any(
-        equivalent(each, reading, budget) for each in alternatives(gold) for reading in _readings(prediction, each)
+        equivalent(each, reading, budget)
+        for written in alternatives(gold)
+        for each in dict.fromkeys((written, without_change(written)))
+        for reading in _readings(prediction, each)
     )
 
 
 def _readings(prediction: str, gold: str) -> Iterator[str]:
     """The prediction, then its second reading if the gold answer has that form."""
     yield prediction
-    is_list = parse_structure(normalise(gold))[0]
-    pattern, separator = (_LISTED, ", ") if is_list else (_MIXED, " ")
-    if len(prediction) <= MAX_LENGTH and pattern.search(prediction):
+    if len(prediction) > MAX_LENGTH:
+        return
+    kind = parse_structure(normalise(gold))[0]
+    pattern, separator = (_LISTED, ", ") if kind else (_MIXED, " ")
+    if pattern.search(prediction):
         yield pattern.sub(separator, prediction)
+    if kind == "()" and _POINT.match(prediction):
+        yield _POINT.sub("", prediction)
 
 
 def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
@@ -61,18 +77,32 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
     ``budget`` is the time that this comparison shares with others; its own by default. Two answers whose comparison
     ends above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
     """
+    a, b = _with_one_parameter(a, b)
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
     if not first:
         return False
     budget = budget or TimeBudget()
     is_same = None
     if budget.seconds_left > 0:
-        is_same, seconds = decide(first, second)
+        is_same, seconds = (True, 0.0) if first == second else decide(first, second)
         budget.seconds_left -= seconds
     if is_same is None or budget.seconds_left < 0:
         shared_worker.timeouts += 1
         return False
     return is_same
+
+
+def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
+    """Two general solutions with the same letter, where each names the integer of its own: 4n+3 and 4k+3."""
+    are_named = all("Z" in text or "\u2124" in text or "integer" in text for text in (a, b))
+    if not are_named or max(len(a), len(b)) > MAX_LENGTH:
+        return a, b
+    first, second = (set("".join(map("".join, _INTEGER.findall(text)))) for text in (a, b))
+    if len(first) != 1 or len(second) != 1 or first == second:
+        return a, b
+    (old,), (new,) = second, first
+    is_free = new not in re.sub(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}| (?:is|an) ", "", b)
+    return a, re.sub(rf"(?<![a-zA-Z\\]){old}(?![a-zA-Z])|(?<=\d){old}(?![a-zA-Z])", new, b) if is_free else b
 
 
 @lru_cache(maxsize=2**16)
@@ -132,7 +162,10 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     or formulas for it: ``A = \pi r^2 = 9\pi``. ``18 = 19``, comparisons and equations are left as they are.
     """
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
-    if not values or _NEGATION.search(text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
+    if not values:
+        return "", text
+    text = text.replace(name, name := _without_labels(name), 1)
+    if _NEGATION.search(text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     if len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
@@ -140,7 +173,8 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     is_constant = not _variables(split_unit(value).value)
     is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
     is_unfinished = is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
-    if not (NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
+    is_named = NAME.fullmatch(name) and (not has_words(name) or is_name(name))
+    if not (is_named or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation
         name, values = "", [name, *values]
@@ -151,12 +185,24 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     return name.replace(" ", ""), value
 
 
+def _without_labels(text: str) -> str:
+    """A computation without the labels of its numbers: ``3 sprints * 3 times``; any other text as it is."""
+    if not re.match(r"\d.*[-+*/]", text) or not has_words(text):
+        return text
+    text = re.sub(r"\btimes\b", "", text)
+    terms = [split_unit(term.strip()) for term in re.split(r"[-+*/]", text)]
+    if any(term.unit not in (None, LABEL) or not parse_number(term.value) for term in terms):
+        return text
+    values = iter(terms)
+    return re.sub(r"[^-+*/]+", lambda _: next(values).value, text)
+
+
 def _is_quantity(text: str) -> bool:
     r"""True for what has a value: ``|z|``, ``f(2)``, ``m+n``, ``\frac{a}{b}``, words; not for 2x, x+1, x^2 and -x."""
     if re.match(r"\\(?:sum|prod|int|lim|max|min|det)(?![a-zA-Z])", text):
         return True
-    if has_words(text):
-        return not parse_number(split_unit(text).value)  # 18 dollars
+    if has_words(re.sub("[A-Z]", "", text)):  # not AB^2
+        return is_name(text)
     count = 1
     while count:
         text, count = _PART_OF_NAME.subn(lambda match: "A" if match[0][-1] == ")" else "", text)
@@ -178,6 +224,8 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
         is_listed = "union" not in kinds or len(kinds) == 1 or "\\{" not in a + b
         same = is_listed and _same_items(items_a, items_b, budget, ordered=is_ranking(items_a))
         return same or ("union" in kinds and budget.sympy_equal(a, b))
+    if kinds == {"cases"}:
+        return _same_items(items_a, items_b, budget, ordered=False)
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, budget, ordered=True)
     if kinds & {"list", "cases"}:
@@ -228,6 +276,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers without structure: numbers, numbers in a base, words, or expressions."""
     if "\\approx" in a + b:
         return _same_rounded(a, b, budget) or _same_rounded(b, a, budget)
+    a, b = without_same_change(a, b)
     values = strip_units(a, b)
     if values is None:
         return False
@@ -239,12 +288,11 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
         return verdict
     if _is_relation(x) != _is_relation(y) and "\\setminus" not in x + y:
         return False  # 2x = 18 is not 18
-    are_letters = re.fullmatch("[A-Za-z]+,[A-Za-z]+", f"{x},{y}")
-    are_words = has_words(x) or has_words(y)
-    if are_words or are_letters:
-        is_same = squash(x) == squash(y) != ""
-        if is_same or are_words or min(len(x), len(y)) > 1:
-            return is_same  # on is not no, abc is not cba
+    if (first := _segments(x)) and (second := _segments(y)):
+        return budget.sympy_equal(first, second)
+    verdict = _same_words(x, y)
+    if verdict is not None:
+        return verdict
     letters, others = _variables(x), _variables(y)
     if letters != others and set(map(str.lower, letters)) == set(map(str.lower, others)):
         return False  # the grammar reads X as x
@@ -252,6 +300,29 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     if has_number and (letters or others) and "\\" not in x + y:
         return False  # an expression with a variable is not a number, unless functions cancel: those go to sympy
     return budget.sympy_equal(x, y)
+
+
+def _same_words(x: str, y: str) -> bool | None:
+    """Compare words and chemical formulas as text; None for expressions."""
+    if _FORMULA.fullmatch(x) and _FORMULA.fullmatch(y) and re.sub("[_{}]", "", x) == re.sub("[_{}]", "", y):
+        return True
+    are_letters = re.fullmatch("[A-Za-z]+,[A-Za-z]+", f"{x},{y}")
+    are_words = has_words(x) or has_words(y)
+    if not (are_words or are_letters):
+        return None
+    is_same = squash(x) == squash(y) != ""
+    if is_same or are_words or min(len(x), len(y)) > 1:
+        return is_same  # on is not no, abc is not cba
+    return None
+
+
+def _segments(text: str) -> str:
+    r"""An expression with lengths of segments, ``AB*CD``, ``2KL``, as one with variables; empty if it is none."""
+    names, count = _SEGMENT.subn(r"u_{\1}", text)
+    if not count or names == f"u_{{{text}}}" or has_words(re.sub("u_{[A-Z]{2}}", "", names)):
+        return ""
+    top, is_ratio, bottom = names.partition(":")
+    return rf"\frac{{{top}}}{{{bottom}}}" if is_ratio else names
 
 
 def _is_relation(text: str) -> bool:
@@ -276,7 +347,9 @@ def has_words(text: str) -> bool:
 
 
 def squash(text: str) -> str:
-    return re.sub(r"[\s'\"{}]|\\(?:text|mbox)|(?<=[a-zA-Z])[.-]", "", text).casefold()
+    """A text without what does not matter between words; a minus between the names of points does."""
+    text = re.sub(r"(?<=[a-z])-(?=[a-z]{3})|(?<=[a-z]{3})-(?=[a-z])", "", text)
+    return re.sub(r"[\s'\"{}]|\\(?:text|mbox)|(?<=[a-zA-Z])\.", "", text).casefold()
 
 
 def _variables(text: str) -> set[str]:

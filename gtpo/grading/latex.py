@@ -3,10 +3,14 @@
 import re
 from itertools import accumulate, repeat
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
+TABLES: dict[str, Any] = {}
+for _name in ("tables.yaml", "words.yaml"):
+    TABLES |= yaml.safe_load(Path(__file__).with_name(_name).read_text(encoding="utf-8"))
+TABLES["foreign_units"] = {word: unit for unit, words in TABLES["foreign_units"].items() for word in words.split()}
 
 FUNCTIONS = TABLES["functions"]
 TEXT_COMMANDS = TABLES["text"]

@@ -18,6 +18,7 @@ from gtpo.grading.latex import (
     boxes,
     depths,
 )
+from gtpo.grading.subject import without_subject
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
 _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
@@ -26,7 +27,7 @@ _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 _LAST_SECTIONS = (  # the others have their place in `normalise`, or in other modules
     *("words of numbers", "number words", "numbers", "fonts", "commands", "spaces", "symbols", "python"),
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
-    *("remainders", "conditions", "domains", "lists", "plain text", "counting", "remainders and ratios"),
+    *("remainders", "conditions", "domains", "lists", "notation", "plain text", "counting", "remainders and ratios"),
     *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
     *("words", "arguments", "the same again, inside arguments", "blanks"),
 )
@@ -38,6 +39,7 @@ _CONTROL = dict.fromkeys(map(chr, [*range(32), 127]), " ")
 _CHARACTERS = str.maketrans(TABLES["characters"] | _CONTROL)
 _BARE = f"{TABLES['fonts']} {TABLES['declarations']}"
 _COMMANDS = TABLES["commands"] | dict.fromkeys(_BARE.split(), "")
+_ACCENTED = re.compile("(?i)(?<=[a-z])[\u00c0-\u017f]|[\u00c0-\u017f](?=[a-z])")  # días, año; not x̄
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
 
@@ -54,6 +56,8 @@ def normalise(text: str) -> str:
         return text
     text = _to_ascii(rewrite(text, "wrappers"))
     text = _unwrap(rewrite(" ".join(text.split()), "environments", "brackets", "decimals and bold"))
+    if _PLAIN_NUMBER.fullmatch(text):
+        return text
     text = rewrite(text, "reversed")
     open_brackets = depths(text)
     if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
@@ -77,6 +81,7 @@ def _to_ascii(text: str) -> str:
     if text.isascii():
         return ascii_text
     text = unicodedata.normalize("NFKC", ascii_text).translate(_CHARACTERS)
+    text = _ACCENTED.sub(lambda match: unicodedata.normalize("NFD", match[0])[0], text)
     return "".join(map(_ascii_character, rewrite(text, "unicode")))
 
 
@@ -95,7 +100,7 @@ def _unwrap(text: str) -> str:
     """Remove what surrounds an answer: delimiters, bold, "The answer is", one box, the final period."""
     for _ in range(_MAX_LAYERS):
         before = text
-        text = _unbox(rewrite(rewrite(text, "layers", "fences").strip(), "prose"))
+        text = _unbox(without_subject(rewrite(rewrite(text, "layers", "fences").strip(), "prose")))
         if text == before:
             break
     return text
@@ -139,12 +144,28 @@ def _ratio(match: re.Match[str]) -> str:
     return ":".join(str(part // math.gcd(*parts)) for part in parts)
 
 
+def _between(match: re.Match[str]) -> str:
+    """``-2 > x < 5``, of x > -2 and x < 5, as -2 < x < 5."""
+    low, lower, name, upper, high = match.groups()
+    return low + ("<" if lower == ">" else "\\leq ") + name + upper + " " + high
+
+
+def _double_factorial(match: re.Match[str]) -> str:
+    """``5!!`` as 15."""
+    return str(math.prod(range(int(match[1]), 0, -2)))
+
+
+def _commuted(match: re.Match[str]) -> str:
+    """Two sets in the order of the alphabet."""
+    return match[2].join(sorted((match[1], match[3])))
+
+
 def _replacement(text: str) -> Replacement:
     """What a rule puts in place: a template, ``@`` and a function, or ``@``, a table of words and a template."""
     if not text.startswith("@"):
         return text
     name, _, template = text[1:].partition(" ")
-    words = TABLES.get(name)
+    words = TABLES.get(name, {})
     return _FUNCTIONS.get(name) or (
         lambda match: match.expand(template).replace("@", str(words[match["word"].lower()]))
     )
@@ -157,7 +178,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _alternatives(name: re.Match[str]) -> str:
     """The words of a list of tables.yaml, the longest first; the text itself if it names none."""
-    words = TABLES.get(name[1], name[0])
+    words = TABLES.get(name[1], TABLES.get(name[1].replace("_", " "), name[0]))
     if isinstance(words, dict):
         return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return words.replace(" ", "|")
@@ -168,6 +189,9 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "letters": _letters,
     "chinese": _chinese_number,
     "ratio": _ratio,
+    "between": _between,
+    "double_factorial": _double_factorial,
+    "commuted": _commuted,
     "command": lambda match: _COMMANDS.get(match[1], match[0]),
     "unescape": lambda match: html.unescape(match[0]),
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),

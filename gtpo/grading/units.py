@@ -1,17 +1,23 @@
-r"""Rule 4: units of measurement at the end of an answer. The units are in tables.yaml.
+r"""Rule 4: what stands beside a value, read whole: a unit of measurement, a label, a word that scales the value.
 
-A unit has a size and a dimension: ``5 km`` is ``5000 m``. A word that is not in the table is a label: ``18 ducks``.
+    beside = {scale} {modifier} (unit | label) {"of" noun} {remark}
+
+A unit has a size and a dimension: ``5 km`` is ``5000 m``. A label is a noun: ``18 ducks``. The words are in words.yaml,
+but for nouns, which are an open class: a plural that is no word of a closed one, or after 1 any such word. A text that
+the grammar does not read is no value with something beside it, and equals only itself.
 """
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 from gtpo.grading.latex import TABLES, TEXT_COMMANDS, depths
-from gtpo.grading.normal_form import rewrite
+from gtpo.grading.normal_form import MAX_LENGTH, normalise, rewrite
 from gtpo.grading.numerals import as_fraction, parse_number, scaled
+from gtpo.grading.subject import CLOSED
 
 Power = tuple[str, int]  # a base unit, or a word, and its power
 
@@ -27,7 +33,7 @@ class Measure(NamedTuple):
     """A scalar split into value and unit."""
 
     value: str
-    unit: Unit | None  # None: no unit; LABEL: a word that matches any unit, such as "units" or "dogs"
+    unit: Unit | None  # None: no unit; LABEL: a noun, such as "units" or "dogs"
     is_letter: bool = False  # the unit is one bare letter, so it may be a variable: 2s
 
 
@@ -35,20 +41,24 @@ LABEL = Unit(Fraction(0), frozenset())
 PERCENT = Unit(Fraction(0), frozenset({("%", 1)}))
 
 
+def _words(*names: str) -> frozenset[str]:
+    """The words of some lists of tables.yaml."""
+    return frozenset(" ".join(TABLES[name] for name in names).split())
+
+
 def _known_units() -> dict[str, Unit]:
     """Every symbol and name, with every prefix that it may have."""
-    known = dict.fromkeys(TABLES["any"].split(), LABEL)
+    known = dict.fromkeys(TABLES["nouns"].split(), LABEL)
     for symbol, (size, dimension, *names) in TABLES["units"].items():
-        for prefix, (exponent, word) in TABLES["prefixes"].items():
+        for prefix, (exponent, *words) in TABLES["prefixes"].items():
             if not prefix or symbol in TABLES["prefixed"]:
                 unit = Unit(Fraction(str(size)) * Fraction(10) ** exponent, frozenset(_factors(dimension)))
                 known[prefix + symbol] = unit
                 for name in names:
-                    known[word + name] = unit
+                    known.update((word + name.replace(" ", "-"), unit) for word in words)
     return known
 
 
-_NOT_UNITS = frozenset(TABLES["not_units"].split())  # plurals and short words that change the value
 # a value and what may be its unit: in text, or bare words after the first or the last number
 _MARKED = re.compile(rf"(?P<value>.*?)(?P<unit>(?:\\frac\{{)?\s*(?:\\mu\s*)?\\(?:{TEXT_COMMANDS})(?![a-zA-Z]).*)")
 _BARE = (
@@ -80,6 +90,27 @@ def in_one_unit(text: str) -> str:
     return rf"{sign}{as_fraction(total / larger.size)}\text{{ {last}}}" if total else text
 
 
+def without_change(gold: str) -> str:
+    r"""A gold answer without its word of direction, change or sign (``15% increase``), which an answer may leave out.
+
+    A noun of a gold answer that would be none in an answer, ``17\text{ any text}``, is a label.
+    """
+    if len(gold) > MAX_LENGTH or not re.search(r"\d.*[a-zA-Z}$]$", gold):
+        return gold
+    rest = _CHANGE.sub(r"\g<end>", gold)
+    if rest != gold:
+        return gold if CLOSED & set(re.findall("[a-z]+", rest)) else rest  # 18 or more
+    noun = _GOLD_NOUN.fullmatch(gold)
+    is_unread = noun and _is_open(noun[2]) and split_unit(normalise(gold)).unit is None
+    return f"{noun[1]}\\text{{ items}}" if noun and is_unread else gold
+
+
+def without_same_change(a: str, b: str) -> tuple[str, str]:
+    """Two answers without the word of change that both have: ``5 km north`` and ``5000 m north``."""
+    is_same = (x := _CHANGE.search(a)) and (y := _CHANGE.search(b)) and x["word"] == y["word"]
+    return (_CHANGE.sub(r"\g<end>", a), _CHANGE.sub(r"\g<end>", b)) if is_same else (a, b)
+
+
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
     """The two values without their units, in the same unit; None if the units differ.
 
@@ -89,8 +120,7 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     if x.unit and y.unit and x.unit != y.unit:
         if x.unit.dimension == y.unit.dimension:
             return scaled(x.value, x.unit.size), scaled(y.value, y.unit.size)
-        units = {x.unit, y.unit}
-        if PERCENT in units or not (LABEL in units or units in _EITHER):
+        if {x.unit, y.unit} not in _EITHER:
             return None
     first = a if x.is_letter and (not y.unit or y.is_letter) else x.value
     second = b if y.is_letter and (not x.unit or x.is_letter) else y.value
@@ -99,7 +129,7 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=2**14)
 def split_unit(text: str) -> Measure:
-    r"""Value and unit of a scalar. A bare word is a unit if it is known or a plural; inside ``\text``, any word is."""
+    r"""Value and unit of a scalar, of which what stands beside the value is read whole, in ``\text`` or bare."""
     if text.endswith("%"):
         return Measure(text, PERCENT)
     if not re.search(r"[a-zA-Z]", text):
@@ -107,29 +137,74 @@ def split_unit(text: str) -> Measure:
     marked = _MARKED.fullmatch(text)
     matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
     for match in filter(None, matches):
-        if found := _measure(match["value"].strip(), match["unit"], is_marked=bool(marked)):
+        if found := _measure(match["value"].strip(), match["unit"]):
             return found
     return Measure(text, None)
 
 
-def _measure(value: str, written: str, *, is_marked: bool) -> Measure | None:
-    """The value with the unit that is written behind it; None if that is no unit."""
-    factors = _factors(rewrite(written, "unit"))
-    if not value or not factors or depths(value)[-1]:
+def _measure(value: str, written: str) -> Measure | None:
+    """The value with what is written behind it; None if the grammar does not read all of it."""
+    if not value or depths(value)[-1]:
         return None
-    names = [word.lower() for word, _ in factors]
-    if not _NOT_UNITS.isdisjoint(names):
+    beside = _PER.sub("per ", re.sub(r"(?<!\^)\{([^{}]*)\}", r" \1 ", rewrite(written, "unit")).strip())
+    beside, remarks = _REMARKS.subn("", f" {beside}")
+    value, beside, scales = _scaled(value, beside.strip())
+    core, *of = re.split(r"\s+of\s+", _MODIFIERS.sub("", beside))
+    if not all(map(_is_open, of)):
         return None
-    scale = TABLES["scales"].get(" ".join(names))
-    if scale:
-        return Measure(f"{value}*{scale}", None)
-    is_plural = re.search(r"[a-z]{3}s$", names[-1])
-    if not (is_marked or is_plural or _unit_named(factors[-1][0])):
+    unit = _unit(_SPACED.sub(lambda match: re.sub(r"\s+", "-", match[0]), core), is_one=value in ("1", "-1"))
+    if not unit and (core or not (remarks or scales)):
         return None
-    is_letter = not is_marked and len(written.strip()) == 1
+    is_letter = len(written.strip()) == 1 or bool(re.fullmatch("[A-Z]{2}", written))  # 2KL
     if written.startswith(" ") and parse_number(value):
         is_letter = False  # 5 J; but 2s, and x + 2 m
-    return Measure(value, _product(factors), is_letter)
+    return Measure(value, unit, is_letter)
+
+
+def _scaled(value: str, beside: str) -> tuple[str, str, int]:
+    """The value times the words of a scale behind it (``5 dozen``, ``13 squared``), the rest, the number of words."""
+    count = 0
+    while count < _MAX_SCALES and (match := _SCALE.match(beside)):
+        word = match[0].strip().lower()
+        if word in TABLES["powers"]:
+            power = TABLES["powers"][word]
+            number = parse_number(value)
+            if not number or max(map(int.bit_length, number[0].as_integer_ratio())) > _MAX_BITS:
+                break
+            value = as_fraction(number[0] ** power)
+        else:
+            value = scaled(value, _SCALES[word])
+        beside = beside[match.end() :]
+        count += 1
+    return value, beside, count
+
+
+def _unit(core: str, *, is_one: bool) -> Unit | None:
+    """The unit that a text names, LABEL for a noun; None if it is neither."""
+    factors = _factors(core)
+    known = [(_unit_named(word), word, power) for word, power in factors]
+    if factors and all(unit for unit, *_ in known):
+        units = [(unit, power) for unit, _, power in known if unit]
+        return LABEL if LABEL in [unit for unit, power in units if power > 0] else _product(units)
+    parts = re.split(r"\s*(?:\bper\b|[:/])\s*", core)
+    first = _unit(parts[0], is_one=is_one) if len(parts) > 1 else None
+    if first and all(map(_is_open, parts[1:])):
+        return first if first is LABEL else Unit(first.size, first.dimension | {(part, -1) for part in parts[1:]})
+    return LABEL if len(parts) == 1 and _is_noun(core, is_one=is_one) else None
+
+
+def _is_noun(text: str, *, is_one: bool) -> bool:
+    """True for a plural, a known noun, or one thing, after words that may stand before it: 14 right triangles."""
+    last = text.split()[-1].lower() if text else ""
+    is_plural = re.search(r"[a-z]{2}[a-rtv-z]s$|[a-z]ses$", last) or _KNOWN.get(last) is LABEL
+    is_single = is_one and last not in _NOT_HEADS and not re.search(r"(?:ly|ed|ing|wards?)$", last)
+    return _is_open(text) and bool(is_plural or (is_single and len(last) > 2))
+
+
+def _is_open(text: str) -> bool:
+    """True for up to four words of which none is of a closed class."""
+    words = re.sub(r"^(?:the|an?|any|each|every)\s+", "", text.strip()).lower().split()
+    return 0 < len(words) <= 4 and all(_OPEN_WORD.fullmatch(word) and word not in CLOSED for word in words)
 
 
 def _factors(flat: str) -> list[Power]:
@@ -148,23 +223,42 @@ def _factors(flat: str) -> list[Power]:
 def _unit_named(word: str) -> Unit | None:
     bare = word.replace(".", "")
     lower = bare.lower()
-    for name in (bare, lower, lower.removesuffix("s")):
+    for name in (bare, lower, lower.removesuffix("s"))[: len(bare) if len(bare) < 2 else 3]:
         if name in _KNOWN:
             return _KNOWN[name]
     return None
 
 
-def _product(factors: list[Power]) -> Unit:
+def _product(factors: list[tuple[Unit, int]]) -> Unit:
     size, dimension = Fraction(1), Counter[str]()
-    for word, power in factors:
-        unit = _unit_named(word) or LABEL
-        if unit is LABEL:
-            return LABEL
-        size *= unit.size**power
-        for base, times in unit.dimension:
+    for unit, power in factors:
+        size *= (unit.size or 1) ** power
+        for base, times in unit.dimension or {("unit", 1)}:
             dimension[base] += times * power
     return Unit(size, frozenset(item for item in dimension.items() if item[1]))
 
 
+def _any(words: Iterable[str]) -> str:
+    """Words as alternatives, the longest first."""
+    return "|".join(sorted(words, key=len, reverse=True))
+
+
+_MAX_BITS = 256  # of a number that is squared or cubed
+_MAX_SCALES = 3  # 5 hundred thousand million
+_NOT_HEADS = _words("not_heads", "changes")
+_SCALES = {name: Fraction(str(size)) for name, size in TABLES["scales"].items()}
+_SCALES |= {f"{name}s": size for name, size in _SCALES.items()}
+_SCALES |= {f"{name}s": Fraction(1, size) for name, size in TABLES["denominators"].items() if name != "half"}
+_SCALE = re.compile(rf"(?:{_any(_SCALES)}|squared|cubed)(?![a-zA-Z])[\s-]*", re.IGNORECASE)
+_REMARKS = re.compile(rf"(?:,?\s+(?:{'|'.join(TABLES['remarks'])}))+$", re.IGNORECASE)
+_MODIFIERS = re.compile(rf"^(?:(?:{_any(TABLES['modifiers'].split())})\s+)+")
+_PER = re.compile(r"(?:(?<=[a-z%]\s)|^)(?:an?|each|every|for each|for every|per each)\s+(?=[a-z]{2})")
+_OPEN_WORD = re.compile(r"(?!.*(?:ie|teen|[mb]illion|usand|hundred)ths?$)[a-z][a-z-]+(?<!ly)\.?")  # no sixteenths
+_GOLD_NOUN = re.compile(r"(-?\d+)\s*\\text\{\s*([a-z]+(?: [a-z]+)?)\s*\}")
+_CHANGE = re.compile(
+    rf"(?<=[\d%}}a-z{{])\s*(?<![a-zA-Z])(?:to the\s+)?(?P<word>{_any(TABLES['changes'].split())})"
+    r"(?:\s+from now)?(?P<end>\s*\}?\$?)$"
+)
 _KNOWN = _known_units()
+_SPACED = re.compile(_any(name.replace("-", r"\s+") for name in _KNOWN if "-" in name), re.IGNORECASE)
 _EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]

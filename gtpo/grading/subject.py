@@ -1,0 +1,92 @@
+r"""What comes before a value, read whole: ``The total number of eggs is``, ``She pays``, ``Area of \triangle ABC =``.
+
+A subject is a quantity of words.yaml with words of it before, and after it ``of``, ``in``, ``for`` and nouns. What is
+said of the answer itself (plus two, squared, after it) makes another value of it, and is no part of this grammar.
+"""
+
+import re
+from functools import lru_cache
+
+from gtpo.grading.latex import TABLES, TEXT_COMMANDS
+
+CLOSED = frozenset(TABLES["closed"].split())
+
+
+def _any(name: str) -> str:
+    """The words of a list of words.yaml as alternatives, the longest first."""
+    return "|".join(sorted(TABLES[name].split(), key=len, reverse=True))
+
+
+_MATH = r"\\(?:triangle|angle|overline)\s*\{?[A-Z]{1,4}\}?|[A-Z]{1,4}|[a-zA-Z](?:_\{?\w\}?|\([a-z\d]\))?"
+_MATH += rf"|\$(?:{_MATH}|[a-z](?:\s*\+\s*[a-z])+)\$"
+_DETERMINER = r"(?:the|an?|its|his|her|their|our|my|your|this|that|(?:the )?[a-z]+'s)\s+"
+_NOUNS = (
+    rf"(?:{_DETERMINER})?(?:(?:[a-z][a-z'-]+\s+){{0,3}}[a-z][a-z'-]+|(?:{_MATH})(?![a-z]))(?:\s+(?:{_MATH})(?![a-z]))?"
+)
+_LINKS = "of|in|for|on|per|between"
+_TOTAL = r"(?:\s+(?:in total|in all|altogether))?"
+_FINAL = rf"(?:(?:{_any('modifiers of a subject')})\s+)*"
+_ANSWER = re.compile(
+    rf"(?:{_DETERMINER})?{_FINAL}(?:{_any('answers')})s?"
+    r"(?:\s+(?:to|for|of)\s+(?:the|this|your|our)\s+(?:problem|question|exercise|task|puzzle|equation|system|expression)"
+    r"|\s+(?:to|for)\s+part\s+\(?[a-z0-9]\)?|\s+choice|\s+option)?",
+    re.IGNORECASE,
+)
+_QUANTITY = re.compile(
+    rf"(?:{_DETERMINER})?{_FINAL}(?:(?:{_any('quantities')})(?:\s+{_FINAL}(?:{_any('quantities')}))?|(?:{_MATH})(?![a-z]))"
+    rf"(?P<of>(?:\s+(?:{_LINKS})\s+{_NOUNS}(?:\s+and\s+(?:{_MATH})(?![a-z]))?)*)"
+    r"(?:(?<=\sways)\s+to\s+[a-z]+(?P<to>(?:\s+(?:the|an?|all|these))?(?:\s+[a-z-]+){0,3}))?",
+    re.IGNORECASE,
+)
+_SOMEBODY = rf"(?:he|she|it|they|we|you|i|(?P<who>{_DETERMINER}[a-z]+|[A-Z][a-z]+))"
+_SENTENCE = re.compile(
+    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should))?\s+(?:{_any('verbs')})(?![a-zA-Z]){_TOTAL}",
+    re.IGNORECASE,
+)
+_COPULA = re.compile(
+    r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+(?:equal to\s+|exactly\s+)?(?=\S)"
+)
+_ATTEMPTS = frozenset(TABLES["answers"].split())
+
+
+def without_subject(text: str) -> str:
+    """What is said of a subject; a text without one as it is."""
+    if not text[:1].isalpha():
+        return text
+    if is_said := _COPULA.search(text):
+        return text[is_said.end() :] if is_subject(text[: is_said.start()]) else text
+    sentence = _SENTENCE.match(text)
+    if not sentence or not _are_open(sentence["who"] or ""):
+        return text
+    value = re.match(r"\s*(?:exactly\s+|only\s+|a total of\s+)?([-\d$\\].*)", text[sentence.end() :])
+    return value[1] if value else text
+
+
+@lru_cache(maxsize=2**12)
+def is_subject(text: str) -> bool:
+    """True for the answer, for a quantity, and for somebody who has or does something."""
+    text = plain(text)
+    if _ANSWER.fullmatch(text):
+        return True
+    if sentence := _SENTENCE.fullmatch(text):
+        return _are_open(sentence["who"] or "")
+    quantity = _QUANTITY.fullmatch(text)
+    return quantity is not None and _are_open(f"{quantity['of']} {quantity['to'] or ''}")
+
+
+def is_name(text: str) -> bool:
+    """True for what may stand before ``=`` or ``:``: a subject, or nouns alone."""
+    text = re.sub(r"\([^()]*\)", "", plain(text))
+    return is_subject(text) or (not re.search(r"^\s*\d|[+*/<>^]|-(?![a-z])|(?<![a-z])-", text) and _are_open(text))
+
+
+def plain(text: str) -> str:
+    r"""The text without ``\text`` and the braces of its argument."""
+    return " ".join(re.sub(rf"\\(?:{TEXT_COMMANDS})(?![a-zA-Z])\s*\{{([^{{}}]*)\}}", r" \1 ", text).split())
+
+
+def _are_open(text: str) -> bool:
+    """True if no word is of a closed class or speaks of the answer itself."""
+    words = re.sub(rf"(?i)\$[^$]*\$|\b(?:in total|in all|{_LINKS}|and)\b|(?<![a-z]){_DETERMINER}", " ", text).lower()
+    found = re.findall(r"[a-z'-]{2,}", words)
+    return not any(word in CLOSED or word.removesuffix("s") in _ATTEMPTS or word.endswith("ly") for word in found)
