@@ -1,7 +1,8 @@
 """Verdicts of the grader: forms of answers with wrong ones that look alike.
 
 verdicts.py groups them by rule, kinds.txt by kind, as docs/evaluation.md shows them.
-held_out.py is older than the rules; field.txt has forms that occur in the tests and issues of other graders.
+held_out.py is older than the rules; field.txt has forms that occur in the tests and issues of other graders; beside.txt
+has what may and may not stand beside a value.
 """
 
 import re
@@ -18,8 +19,9 @@ HERE = Path(__file__).parent
 TABLE = (HERE / "kinds.txt").read_text(encoding="utf-8")
 CASES = read_table(TABLE)
 FIELD = read_table((HERE / "field.txt").read_text(encoding="utf-8"))
+BESIDE = read_table((HERE / "beside.txt").read_text(encoding="utf-8"))
 OPERATOR = re.compile(r"(?<=[a-zA-Z\d)}])\s*([-+=])\s*(?=[a-zA-Z\d({\\])")
-ALL = CASES + FIELD + VERDICTS + HELD_OUT
+ALL = CASES + FIELD + BESIDE + VERDICTS + HELD_OUT
 
 
 @pytest.mark.parametrize("kind", sorted({kind for *_, kind in ALL}))
