@@ -3,7 +3,7 @@
     python benchmarks/bench_grading.py > results/benchmarks/graders.json
 
 held_out.py was written before the rules, kinds.txt and verdicts.py with them, field.txt has the forms of other graders'
-tests. Both texts are given to math-verify as LaTeX.
+tests, beside.txt what may stand beside a value. Both texts are given to math-verify as LaTeX.
 """
 
 import json
@@ -26,7 +26,7 @@ GRADERS: dict[str, Callable[[str, str], bool]] = {"gtpo": is_correct, "math-veri
 def verdicts() -> dict[str, dict[str, int]]:
     """Wrong verdicts of each grader, by table."""
     tables: dict[str, list[tuple[str, str, bool, str]]] = {"held_out.py": HELD_OUT, "verdicts.py": CASES}
-    for name in ("kinds.txt", "field.txt"):
+    for name in ("kinds.txt", "field.txt", "beside.txt"):
         tables[name] = read_table((TABLES / name).read_text(encoding="utf-8"))
     results: dict[str, dict[str, int]] = {}
     for table, rows in tables.items():
