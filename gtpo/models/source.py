@@ -155,14 +155,15 @@ class ModelSource:
         if not self.is_local and not is_hub_id(self.base):
             raise UsageError(
                 f"{directory} was trained from {self.base}, which is not here: restore it, or name a copy of it with "
-                "evaluate.py --model."
+                "--model, next to --runs or --initial_adapter."
             )
         path = directory / "adapter_config.json"
         trained = noted_in(_read_json(path)).get("base_fingerprint") if path.is_file() else None
         if trained and self.fingerprint not in (trained, None):
             raise UsageError(
                 f"{directory} was trained from other files than {self.base} has now (fingerprint {trained}, now "
-                f"{self.fingerprint}): restore them, or name a copy of them with evaluate.py --model."
+                f"{self.fingerprint}): restore them, or name a copy of them with --model, next to --runs or "
+                "--initial_adapter."
             )
 
 

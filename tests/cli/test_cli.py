@@ -102,6 +102,8 @@ def test_the_preset_of_a_model(
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     for dry_run in (False, True):
         assert cli.preset_for(method, source, backend, None, dry_run) == Preset(method, preset, with_gpu)
+        on_its_cpu = cli.preset_for(method, source, backend, True, dry_run)  # --use_cpu
+        assert on_its_cpu == Preset(method, preset, without or "gpu")
 
 
 # ---- your own model ----
