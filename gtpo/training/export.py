@@ -87,8 +87,8 @@ class Card:
         """
         from trl.trainer.utils import generate_model_card
 
-        base = self.settings.source.name
-        hub_id = None if self.settings.source.is_local else base
+        base = hub_name(self.settings.model.model)
+        hub_id = None if base == "tiny" or Path(base).is_dir() else base
         source = SOURCES.get(f"train/{self.settings.data.dataset}")
         paper = getattr(self.trainer, "_paper", {})
         adapter = is_adapter(weights)
