@@ -6,6 +6,7 @@ python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
 
 import sys
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -13,13 +14,22 @@ import torch
 from torch import Tensor
 
 from gtpo.arguments import GTPOArguments, Settings
-from gtpo.cli.parse import find_backend, load_backend_of, parse, parse_evaluation, read_command_line
+from gtpo.cli.parse import (
+    CommandLine,
+    find_backend,
+    load_backend_of,
+    parse,
+    parse_evaluation,
+    read_command_line,
+)
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_backend
 from gtpo.runs.script import run_script
-from study import SETTINGS, Row
+from study import SETTINGS, Row, Words
 from study.bench import Base, Comparison
 from study.comparison import made_differently
+
+SCRIPTS = {"train_grpo.py": ("grpo", SETTINGS), "train_gtpo.py": ("gtpo", (*SETTINGS, GTPOArguments))}
 
 
 def with_measures(trainer: Any) -> Any:
@@ -55,67 +65,68 @@ def check(comparison: Comparison) -> list[Base]:
     from gtpo.evaluation.jobs import load_problems, select_benchmarks
 
     found = []
-    given = sys.argv
-    try:
-        for base in comparison.bases:
-            evaluation, _ = comparison.evaluations(base, [])
-            flags, _ = parse_evaluation(EvaluationArguments, evaluation.flags)
-            for name, source in select_benchmarks(flags).items():
-                load_problems(name, source, flags)
-            for arm in comparison.arms:
-                [run] = comparison.runs(base, [arm], comparison.rates[:1], comparison.seeds[:1])
-                words = run.argv[2 * base.with_measures :]  # without -m study.train
-                sys.argv = ["study", *words, "--output_dir", str(run.run.path.with_name("checked"))]
-                settings = main(only_read=True)
-                stored = run.run.read_environment().get("made_from", {})
-                if changed := made_differently(stored, settings.made_from, ["held_out"]):
-                    what = f"{run.run.path} was made with another {', '.join(changed)}"
-                    raise UsageError(f"{what}, which has changed since: name another --output_dir.")
-            found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
-    finally:
-        sys.argv = given
+    for base in comparison.bases:
+        evaluation, _ = comparison.evaluations(base, [])
+        flags, _ = parse_evaluation(EvaluationArguments, evaluation.flags)
+        for name, source in select_benchmarks(flags).items():
+            load_problems(name, source, flags)
+        for arm in comparison.arms:
+            [run] = comparison.runs(base, [arm], comparison.rates[:1], comparison.seeds[:1])
+            script, *words = run.argv[2 * base.with_measures :]  # without -m study.train
+            checked = str(run.run.path.with_name("checked"))
+            settings = _read(script, [*words, "--output_dir", checked])
+            stored = run.run.read_environment().get("made_from", {})
+            if changed := made_differently(stored, settings.made_from, ["held_out"]):
+                what = f"{run.run.path} was made with another {', '.join(changed)}"
+                raise UsageError(f"{what}, which has changed since: name another --output_dir.")
+        found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
     return found
 
 
-def main(only_read: bool = False) -> Settings:
-    """Train; or only read what the command line names and check that the run can start."""
-    method = sys.argv.pop(1)[6:10]  # of train_grpo.py or train_gtpo.py
-    classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
-    line = read_command_line(method)
-    if only_read:
-        check_backend(find_backend(line, classes))
-    else:
-        backend = load_backend_of(line, classes)
+def _read(script: str, words: Words) -> Settings:
+    """The settings of a run that could start: all that it reads but the model is read."""
+    line, classes = line_of(script, words)
+    check_backend(find_backend(line, classes))
+    kind, settings = parse_line(line, classes)
+    from gtpo.models.load import load_tokenizer
+    from gtpo.training.loop import read_data
+    from rewards import rewards_in
+
+    data = read_data(kind, settings, rewards_in)
+    data.fitting(load_tokenizer(settings.source, settings.prompt), settings)
+    return settings
+
+
+def line_of(script: str, words: Words) -> tuple[CommandLine, Sequence[type]]:
+    """A command line of train_grpo.py or train_gtpo.py, and the dataclasses of its settings but TRL's."""
+    if script not in SCRIPTS:
+        raise UsageError(f"python -m study.train {script}: name {' or '.join(SCRIPTS)} first.")
+    method, classes = SCRIPTS[script]
+    return read_command_line(method, words), classes
+
+
+def parse_line(line: CommandLine, classes: Sequence[type]) -> tuple[Any, Settings]:
+    """The trainer class of a command line, and its settings."""
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer, GTPOTrainer
-    from gtpo.data.load import load_rows
-    from gtpo.grading.user_functions import load_rewards
-    from gtpo.models.load import load_policy, load_tokenizer
-    from gtpo.runs.start import check_run, start_run
     from gtpo.training.hooks import load_objective
-    from gtpo.training.loop import run
+
+    trainer = GTPOTrainer if line.method == "gtpo" else GRPOTrainer
+    kind, own = load_objective(line.flags.get("objective"), trainer, (*classes, GRPOConfig))
+    return kind, parse(line, (*classes, *own, GRPOConfig))
+
+
+def main() -> None:
+    script = "".join(sys.argv[1:2])
+    line, classes = line_of(script, sys.argv[2:])
+    backend = load_backend_of(line, classes)  # before trl, transformers and peft: Unsloth patches them
+    kind, settings = parse_line(line, classes)
+    from gtpo.training.loop import train_policy
     from rewards import rewards_in
 
-    trainer = GTPOTrainer if method == "gtpo" else GRPOTrainer
-    kind, own_settings = load_objective(line.flags.get("objective"), trainer, (*classes, GRPOConfig))
-    settings = parse(line, (*classes, *own_settings, GRPOConfig))
-    rows, _ = load_rows(settings)
-    rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
-    checkpoint = check_run(settings, rows)
-    if only_read:
-        kind.check_settings(settings.trainer)
-        load_tokenizer(settings.source, settings.prompt)
-        return settings
-    policy, tokenizer = load_policy(settings, backend, checkpoint)
-    start_run(settings)
-    options = {"settings": settings.settings, "processing_class": tokenizer, "train_dataset": rows}
-    options["tags"] = settings.prompt.format_tags
-    if method == "gtpo":
-        options["gtpo"] = settings.gtpo
-    measured = with_measures(kind)
-    run(measured(policy, rewards, settings.trainer, **options), settings, checkpoint)
-    return settings
+    own = {"gtpo": settings.gtpo} if line.method == "gtpo" else {"settings": settings.settings}
+    train_policy(with_measures(kind), settings, backend, rewards_in, own)
 
 
 if __name__ == "__main__":

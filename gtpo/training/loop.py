@@ -4,7 +4,7 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import TrainerState
@@ -14,7 +14,7 @@ from gtpo.arguments import Settings, Values
 from gtpo.data.load import load_rows, prepare_prompts, to_demonstrations
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept
 from gtpo.errors import RunError
-from gtpo.grading.user_functions import load_rewards, with_prefill
+from gtpo.grading.user_functions import CheckedReward, load_rewards, with_prefill
 from gtpo.models.load import load_policy
 from gtpo.models.preflight import check_machine, dry_run
 from gtpo.processes import is_main_process, training_begins
@@ -34,6 +34,42 @@ from gtpo.training.refusals import check_embeddings, check_unused
 logger = logging.getLogger(__name__)
 
 
+class RunData(NamedTuple):
+    """What a run reads before a model is loaded."""
+
+    rows: Any  # of training: conversations, or demonstrations for SFT
+    held_out: Any  # None without
+    rewards: list[CheckedReward] | None  # None for SFT
+    checkpoint: str | None  # from which the run is resumed
+
+    def fitting(self, tokenizer: Any, settings: Settings) -> tuple[Any, Any]:
+        """The training and held-out rows that fit, after one look at the first ones; UsageError if they cannot score.
+
+        For SFT also for a chat template that leaves the answer out.
+        """
+        if self.rewards is None:
+            first = self.rows[0]
+            check_answer_is_kept(tokenizer, first["prompt"] + first["completion"], settings.prompt)
+        return prepare_prompts(self.rows, self.held_out, tokenizer, settings)
+
+
+def read_data(kind: Any, settings: Settings, rewards_in: Any = None) -> RunData:
+    """Read and check what a run needs but its model; nothing is written. Arguments as of :func:`train_policy`."""
+    if rewards_in:
+        kind.check_settings(settings.trainer)
+    else:
+        check_unused(settings.trainer, "sft")
+    rows, held_out = load_rows(settings)
+    rewards = None
+    if rewards_in:
+        columns = (held_out or rows).column_names
+        rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), columns)
+    else:
+        rows = to_demonstrations(rows, settings.prompt.template_kwargs)
+        held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
+    return RunData(rows, held_out, rewards, check_run(settings, rows, held_out))
+
+
 def train_policy(
     kind: Any, settings: Settings, backend: str, rewards_in: Any = None, own: Values | None = None
 ) -> None:
@@ -48,33 +84,20 @@ def train_policy(
     """
     options = dict(own or {})
     check_machine(settings, backend)
-    if rewards_in:
-        kind.check_settings(settings.trainer)
-    else:
-        check_unused(settings.trainer, "sft")
-    rows, held_out = load_rows(settings)
-    if rewards_in:
-        columns = (held_out or rows).column_names
-        rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), columns)
-    else:
-        rows = to_demonstrations(rows, settings.prompt.template_kwargs)
-        held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
-    checkpoint = check_run(settings, rows, held_out)
+    data = read_data(kind, settings, rewards_in)
     if settings.run.dry_run:
-        sys.stdout.write(dry_run(settings, rows))
+        sys.stdout.write(dry_run(settings, data.rows))
         return
-    policy, tokenizer = load_policy(settings, backend, checkpoint)
-    if rewards_in:
-        options["reward_funcs"] = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
+    policy, tokenizer = load_policy(settings, backend, data.checkpoint)
+    if data.rewards is not None:
+        options["reward_funcs"] = with_prefill(data.rewards, assistant_prefill(tokenizer, settings.prompt))
         options["tags"] = settings.prompt.format_tags
-    else:
-        check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
-    rows, held_out = prepare_prompts(rows, held_out, tokenizer, settings)
+    rows, held_out = data.fitting(tokenizer, settings)
     start_run(settings)
     prompts = {"train_dataset": rows, "eval_dataset": held_out}
     trainer = kind(policy, args=settings.trainer, processing_class=tokenizer, **prompts, **options)
     keep_adapter_in_float32(trainer.model)
-    run(trainer, settings, checkpoint)
+    run(trainer, settings, data.checkpoint)
 
 
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers.runs import metrics_of
 from helpers.scripts import ROOT
+from helpers.weights import adapter_of, same_weights
 
 from gtpo.runs.directory import MANIFEST
 from paper.results import read_results
@@ -97,3 +99,20 @@ def test_the_recipe_of_contributing_word_for_word(checkout: Path) -> None:
     assert (
         norms["my_objective-Mine-0.3e-3", 1, 1] > 2 * norms["grpo-0.3e-3", 1, 1] > 0
     )  # of the first step: 1 / sqrt|o_i| is larger than 1 / |o_i|
+
+
+def test_a_run_is_that_of_its_script(checkout: Path) -> None:
+    """Without the prompts that are too long, and with an evaluation of held-out rows."""
+    words = "--model tiny --dataset arithmetic --G 4 --prompts_per_step 1 --max_steps 2 --max_prompt_length 32"
+    words += " --eval_rows 2 --eval_strategy steps --eval_steps 2 --report_to none --output_dir"
+    places = []
+    for name, module in (("script", []), ("study", ["-m", "study.train"])):
+        places.append(checkout / "outputs" / name)
+        assert python(checkout, [*module, "train_gtpo.py", *words.split(), str(places[-1])]).wait() == 0
+    assert same_weights(*(adapter_of(place / "adapter") for place in places))
+    script, study = map(metrics_of, places)
+    assert [row.keys() for row in script] != [row.keys() for row in study]
+    assert [row["guesses"] >= 0 for row in study if "loss" in row] == [True, True]
+    assert [row["eval_reward"] for row in script if "eval_reward" in row] == [
+        row["eval_reward"] for row in study if "eval_reward" in row
+    ]
