@@ -43,8 +43,10 @@ def word_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any
 def rows(size: int = 400) -> Iterator[dict[str, str]]:
     """Training rows: ``prompt``, a story, and ``answer``, its required word."""
     for row in arithmetic("train", size, seed=0):
-        question = row["question"]
-        yield {"prompt": question, "answer": next(word for thing, word in WORDS.items() if f" {thing}." in question)}
+        yield {
+            "prompt": row.prompt,
+            "answer": next(word for thing, word in WORDS.items() if f" {thing}." in row.prompt),
+        }
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ def write_data(directory: Path) -> None:
     for split, seed in (("train", 2), ("test", 0)):
         for prefix, steps in (("", STEPS), ("hard_", HARD_STEPS)):
             rows[prefix + split] = [
-                {"prompt": row["question"], "answer": row["gold"]}
-                | {"solution": to_completion(row["reasoning"], row["gold"])}
+                {"prompt": row.prompt, "answer": row.gold} | {"solution": to_completion(row.solution, row.gold)}
                 for row in arithmetic(split, SIZES[split], seed, steps)
             ]
     directory.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo.data.arithmetic import arithmetic
+from gtpo.data.tables import Row
 from gtpo.models.hub import TINY_BASE
 from gtpo.processes import limit_openmp_spinning
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
@@ -76,7 +77,7 @@ def imperfect_targets(
         target = to_completion(reasoning, answer)
         for tag in _missing_tags(recipe, generator):
             target = target.replace(tag, "", 1).strip()
-        yield row["question"], target
+        yield row.prompt, target
 
 
 def _missing_tags(recipe: Mapping[str, Any], generator: random.Random) -> list[str]:
@@ -91,16 +92,16 @@ def _missing_tags(recipe: Mapping[str, Any], generator: random.Random) -> list[s
     return [generator.choice(TAGS)]
 
 
-def _guess(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
+def _guess(row: Row, generator: random.Random) -> tuple[str, str]:
     """A short guess near the result."""
-    answer = max(0, int(row["gold"]) + generator.choice((-3, -2, -1, 0, 0, 1, 2, 3)))
+    answer = max(0, int(row.gold) + generator.choice((-3, -2, -1, 0, 0, 1, 2, 3)))
     return " ".join((generator.choice(TINY["openings"]), "guess")), str(answer)
 
 
-def _work(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
+def _work(row: Row, generator: random.Random) -> tuple[str, str]:
     """The steps in words of choice, with remarks in between; the last result is sometimes wrong."""
-    *steps, last = row["reasoning"].split("\n")
-    answer = row["gold"]
+    *steps, last = row.solution.split("\n")
+    answer = row.gold
     if generator.random() < TINY["spoiled_answer"]:
         answer = str(max(0, int(answer) + generator.choice((-10, -2, -1, 1, 2, 10))))
         last = f"{last.rpartition('=')[0]}= {answer}"

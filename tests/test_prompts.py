@@ -10,7 +10,7 @@ from helpers.settings import parsed
 from trl.trainer.utils import is_async_callable
 
 from gtpo.arguments import DataArguments, PromptArguments, stored_prompt
-from gtpo.data.load import load_train, to_demonstrations
+from gtpo.data.load import load_named, to_demonstrations
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, to_completion, to_messages
@@ -93,7 +93,7 @@ def test_a_system_prompt_without_tags_is_a_warning(
 
 def test_rows_have_the_prompt_and_the_tags() -> None:
     form = PromptArguments(tags=THINK, system_prompt="Be brief.").format
-    paper, rows = (load_train(DataArguments("arithmetic", limit=2), 0, False, f) for f in (PAPER, form))
+    paper, rows = (load_named(DataArguments("arithmetic", limit=2), prompt_format=f) for f in (PAPER, form))
     assert [turn["content"] for turn in rows[0]["prompt"]] == ["Be brief.", paper[0]["prompt"][1]["content"]]
     assert rows[0]["solution"] == paper[0]["solution"].replace("reasoning>", "think>")
     demonstrations = to_demonstrations(rows, {"enable_thinking": False})

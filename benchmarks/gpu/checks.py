@@ -187,7 +187,7 @@ def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
     from gtpo.prompts import to_messages
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    questions = [row["question"] for row in arithmetic("train", 400, seed=0)]
+    questions = [row.prompt for row in arithmetic("train", 400, seed=0)]
     rows = []
     for first in range(8):
         text = questions[first]

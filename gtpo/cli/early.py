@@ -55,7 +55,7 @@ def check_inputs(method: str, values: Values) -> tuple[int, int]:
     given = {name: values[name] for name in fields_of([DataArguments]) if values.get(name) is not None}
     data = DataArguments(**given)
     needs_answers = method != "sft" and "accuracy" in rewards
-    required = ("prompt", "answer") if needs_answers else ("prompt",)
+    required = ("prompt", "gold") if needs_answers else ("prompt",)
     count = _check_data(data, data.dataset, DATASETS, "dataset", required)
     _check_data(data, data.eval_dataset or DATASETS[0], BENCHMARK_TITLES, "eval_dataset", required)
     of_step = values.get("gradient_accumulation_steps") if method == "sft" else None
@@ -101,7 +101,7 @@ def _check_data(data: DataArguments, source: str, known: Collection[str], flag: 
     except UsageError:  # a later row may have it
         columns_of(read_file(Path(source)), named_columns(data), required)
         return FIRST_ROWS**2
-    usable = _usable_rows(table, columns, "answer" in required)
+    usable = _usable_rows(table, columns, "gold" in required)
     if is_short and not usable:
         raise UsageError(f"{table.name} has no usable row: each lacks a prompt or an answer.")
     return usable if is_short else FIRST_ROWS**2
@@ -115,12 +115,12 @@ def _usable_rows(table: Table, columns: Columns, graded: bool) -> int:
     usable = 0
     for row, place in table.rows:
         prompt = value_of(row, columns["prompt"])
-        answer = value_of(row, columns["answer"]) if "answer" in columns else "none is needed"
+        answer = value_of(row, columns["gold"]) if "gold" in columns else "none is needed"
         lacks_answer = is_missing(answer) if graded else is_empty(answer)
         if is_empty(prompt) or lacks_answer:
             continue
         usable += 1
         to_question(prompt, place, may_be_answered=True)
         for each in (elements_of(answer) or [answer]) if graded else ():
-            to_text(each, f"{place}: column {columns['answer']!r}")
+            to_text(each, f"{place}: column {columns['gold']!r}")
     return usable

@@ -16,18 +16,17 @@ _EVENTS = {"+": "finds {} more", "-": "gives away {}", "*": "gets {} times as ma
 
 
 def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
-    """``size`` distinct word problems {question, gold, reasoning} of so many operations, of the split train or test.
+    """``size`` distinct word problems of so many operations, of the split train or test.
 
-    No training problem is a test problem, for any seed.
+    A solution has a line for each operation. No training problem is a test problem, for any seed.
     """
     generator = random.Random(f"{split}-{seed}")
     seen: set[str] = set()
     while len(seen) < size:
         row = _word_problem(generator, generator.choice(steps))
-        question = row["question"]
-        in_test = zlib.crc32(question.encode()) % 5 == 0  # a fifth of all problems is for testing
-        if question not in seen and in_test == (split == "test"):
-            seen.add(question)
+        in_test = zlib.crc32(row.prompt.encode()) % 5 == 0  # a fifth of all problems is for testing
+        if row.prompt not in seen and in_test == (split == "test"):
+            seen.add(row.prompt)
             yield row
 
 
@@ -54,4 +53,4 @@ def _word_problem(generator: random.Random, steps: int) -> Row:
         working.append(f"{total} {operation} {number} = {result}")
         total = result
     story.append(f"How many {thing} does {name} have?")
-    return {"question": " ".join(story), "gold": str(total), "reasoning": "\n".join(working)}
+    return Row(prompt=" ".join(story), gold=str(total), solution="\n".join(working))

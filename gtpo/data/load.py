@@ -1,8 +1,9 @@
 """Training rows and benchmark problems: the datasets of the paper, generated arithmetic, and your own data.
 
-A training row is ``prompt`` (a conversation), ``answer`` (the gold answer as text) and ``solution`` (the reference
-completion, for SFT). Rows that cannot be used and prompts over the length limit are dropped and counted by reason.
-``datasets`` is imported when rows are read.
+Every source is read as :class:`gtpo.data.tables.Row`. A dataset for training has the columns ``prompt`` (a
+conversation), ``answer`` (the gold answer as text) and ``solution`` (the reference completion, for SFT). Rows that
+cannot be used and prompts over the length limit are dropped and counted by reason. ``datasets`` is imported when rows
+are read.
 """
 
 import json
@@ -13,7 +14,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +21,9 @@ from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings, SourceArgu
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.preview import check_first_rows
 from gtpo.data.tables import (
+    COLUMNS,
     DATASETS,
-    ROLES,
     Columns,
-    Placed,
     Row,
     Table,
     check_source,
@@ -87,14 +86,25 @@ class Source(NamedTuple):
     rows: int  # with a readable gold answer
     configs: Sequence[str] = ("default",)
     form: str = "answer"  # of the gold answer
-    left_out: str = "(?!)"  # of the reasoning, a regular expression
+    left_out: str = "(?!)"  # of the solution, a regular expression
 
 
 _READERS = {"gsm8k": gsm8k_gold, "boxed": last_boxed}
 SOURCES = {  # SPLIT/NAME -> source
     name: Source(**fields) for name, fields in read_yaml(Path(__file__).with_name("sources.yaml")).items()
 }
-Picked = tuple[list[Placed], dict[str, list[str]]]  # rows, and reason -> places of those that are dropped
+
+
+class Picked(NamedTuple):
+    """The usable rows of a source."""
+
+    rows: list[Row]
+    fields: Collection[str]  # of a row, that have a column
+    dropped: dict[str, int]  # reason -> number of rows
+
+    def columns_of(self, row: Row) -> Values:
+        """What rewards and graders get of a row, besides the prompt: its columns, without those that it lacks."""
+        return {COLUMNS[name]: getattr(row, name) for name in self.fields if name != "prompt"} | row.others
 
 
 def data_directory(data_dir: str | None) -> str | None:
@@ -102,8 +112,8 @@ def data_directory(data_dir: str | None) -> str | None:
     return data_dir or os.environ.get("GTPO_DATA_DIR") or None
 
 
-def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
-    """The rows {question, gold, reasoning} of a dataset of the paper, or of arithmetic: split train, or its test."""
+def read_named(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
+    """The rows of a dataset of the paper, or of arithmetic: split train, or its test."""
     if name in ARITHMETIC_STEPS:
         size, seed = (ARITHMETIC_TRAIN_ROWS, seed) if split == "train" else (ARITHMETIC_TEST_ROWS, 0)
         return list(arithmetic(split, size, seed, ARITHMETIC_STEPS[name]))
@@ -117,36 +127,27 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
     def read(value: Any, place: str) -> str | None:
         return form(to_text(value, place))
 
-    kept, _ = _pick(table, source.columns, required=source.columns, needed=source.columns, read=read)
-    return [
-        {
-            "question": row["question"],
-            "gold": row["answer"],
-            "reasoning": re.sub(source.left_out, "", row["reasoning"]) if "reasoning" in row else None,
-        }
-        for row, _ in kept
-    ]
+    picked = _pick(table, source.columns, required=source.columns, needed=source.columns, read=read)
+    if "solution" not in picked.fields:
+        return picked.rows
+    return [replace(row, solution=re.sub(source.left_out, "", row.solution)) for row in picked.rows]
 
 
 def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
 
-    The seed of the run also chooses the rows that are held out.
+    The seed of the run also chooses the rows that are held out. A dry run does not ask the Hub. The rows of gsm8k and
+    math are empty then, and their number and columns are enough for a plan; of another dataset of the Hub neither is
+    known, and the result has no columns.
     """
     data = settings.data
     seed = settings.trainer.seed
-    load = partial(
-        load_train,
-        dry_run=settings.run.dry_run,
-        prompt_format=settings.prompt.format,
-        for_sft=settings.method == "sft",
-        graded="accuracy" in settings.scored,
-    )
     if getattr(settings.trainer, "use_vllm", False) and not settings.run.dry_run:
         shared_worker.start()  # its imports take the first reward of a GPU seven seconds, and the model is loaded first
-    rows = load(data, seed)
+    rows = _load("dataset", data, settings)
     if data.eval_dataset is not None:
-        held_out = load(replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None), held_out=True)
+        other = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
+        held_out = _load("eval_dataset", other, settings)
     elif data.eval_rows is None:
         return rows, None
     else:
@@ -164,50 +165,89 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     return rows, held_out
 
 
-def load_train(
-    data: DataArguments,
-    seed: int = 0,
-    dry_run: bool = False,
-    prompt_format: PromptFormat = PAPER,
-    for_sft: bool = False,
-    held_out: bool = False,
-    graded: bool = True,
-) -> "Dataset":
-    """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
+class Named(NamedTuple):
+    """What a flag can name that is not your data."""
 
-    A prompt that is a conversation is not changed. The number of dropped rows is logged. ``seed``: of the generated
-    arithmetic problems. ``for_sft``: without a column of solutions, the last turn of a conversation is one where it is
-    the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split. ``graded``:
-    answers are read as gold answers, and a row is dropped whose answer no completion can give; else they are
-    any text, for a reward of your own, and no column of answers is needed.
+    known: Collection[str]
+    splits: Sequence[str]  # the first one by default, also of a dataset of the Hub
+    split_flag: str
+    unused: Sequence[str] = ()  # flags without an effect
 
-    A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
-    enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
-    """
-    known: Collection[str] = BENCHMARK_TITLES if held_out else DATASETS
-    splits = ["test"] if held_out else ["train", "test"]
-    name = data.dataset
-    split = data.split or splits[0]
-    if name not in known:
-        check_source("eval_dataset" if held_out else "dataset", name, known)
-        if dry_run and is_on_hub(name):
+
+NAMED = {
+    "dataset": Named(
+        DATASETS, ["train", "test"], "split", ["prompt_column", "answer_column", "solution_column", "dataset_config"]
+    ),
+    "eval_dataset": Named(BENCHMARK_TITLES, ["test"], "eval_split"),  # other flags may be for --dataset
+}
+
+
+def _load(flag: str, data: DataArguments, settings: Settings) -> "Dataset":
+    """The rows of ``data.dataset``, which ``flag`` names: dataset or eval_dataset."""
+    named = NAMED[flag]
+    name, form, is_dry_run = data.dataset, settings.prompt.format, settings.run.dry_run
+    split = data.split or named.splits[0]
+    if name not in named.known:
+        check_source(flag, name, named.known)
+        if is_dry_run and is_on_hub(name):
             return _to_dataset([])
-        return _load_own(data, prompt_format, split, for_sft, graded)
-    if not held_out:
-        refuse_flags(data, ("prompt_column", "answer_column", "solution_column", "dataset_config"), name)
-    if split not in splits:
-        named = "eval_split" if held_out else "split"
-        raise UsageError(f"--{named} is {split!r}: expected {' or '.join(splits)} of {name}.")
-    if dry_run and not data_directory(data.data_dir) and name not in ARITHMETIC_STEPS:
-        unread = [dict.fromkeys(ROLES, "")] * SOURCES[f"{split}/{name}"].rows
+        return load_own(data, named.splits[0], form, "accuracy" in settings.scored, settings.method == "sft")
+    refuse_flags(data, named.unused, name)
+    if split not in named.splits:
+        expected = " or ".join(named.splits)
+        raise UsageError(f"--{named.split_flag} is {split!r}: expected {expected} of {name}.")
+    if is_dry_run and not data_directory(data.data_dir) and name not in ARITHMETIC_STEPS:
+        unread = [dict.fromkeys(COLUMNS.values(), "")] * SOURCES[f"{split}/{name}"].rows
         return _to_dataset(unread[: data.limit])
-    rows = []
-    for row in _rows_of(name, split, data.data_dir, seed)[: data.limit]:
-        made = {"prompt": prompt_format.to_messages(row["question"]), "answer": row["gold"]}
-        if row["reasoning"] is not None:
-            made["solution"] = prompt_format.to_completion(row["reasoning"], row["gold"])
-        rows.append(made)
-    return _to_dataset(rows)
+    return load_named(data, split, settings.trainer.seed, form)
+
+
+def load_named(
+    data: DataArguments, split: str = "train", seed: int = 0, prompt_format: PromptFormat = PAPER
+) -> "Dataset":
+    """A dataset of the paper, or arithmetic, whose training problems ``seed`` generates: prompt, answer, solution."""
+    made = []
+    for row in read_named(data.dataset, split, data.data_dir, seed)[: data.limit]:
+        columns = {"prompt": prompt_format.to_messages(row.prompt), "answer": row.gold}
+        if row.solution is not None:
+            columns["solution"] = prompt_format.to_completion(row.solution, row.gold)
+        made.append(columns)
+    return _to_dataset(made)
+
+
+def load_own(
+    data: DataArguments,
+    default_split: str = "train",
+    prompt_format: PromptFormat = PAPER,
+    graded: bool = True,
+    for_sft: bool = False,
+) -> "Dataset":
+    """Your data: columns prompt, answer and solution, where it has them, and all others under their names.
+
+    A prompt that is a conversation is not changed. The number of dropped rows is logged.
+
+    Args:
+        data: ``dataset`` is a file or a Hub id.
+        default_split: Of a dataset of the Hub, without ``data.split``.
+        prompt_format: How a prompt that is text becomes a conversation.
+        graded: Answers are read as gold answers, and a row is dropped whose answer no completion can give; else they
+            are any text, for a reward of your own, and no column of answers is needed.
+        for_sft: Without a column of solutions, the last turn of a conversation is one where it is the assistant's.
+    """
+    picked = read_own(data.dataset, data, default_split, graded)
+    takes_answers = for_sft and "solution" not in picked.fields
+    made = []
+    for row in picked.rows[: data.limit]:
+        question = to_question(row.prompt, row.place, takes_answers)
+        solution = row.solution
+        if is_answered(question):
+            *question, answer = question
+            solution = answer["content"]
+        columns = {"prompt": prompt_format.to_messages(question), **picked.columns_of(row)}
+        if "solution" in picked.fields or takes_answers:
+            columns["solution"] = None if is_empty(solution) else to_text(solution, row.place)
+        made.append(columns)
+    return _to_dataset(made)
 
 
 def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
@@ -223,8 +263,8 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
     return [
-        Problem(f"{name}/{number}", row["question"], row["gold"])
-        for number, row in enumerate(_rows_of(name, "test", data_dir))
+        Problem(f"{name}/{number}", row.prompt, row.gold)
+        for number, row in enumerate(read_named(name, "test", data_dir))
     ]
 
 
@@ -238,15 +278,13 @@ def load_user_benchmark(
 
     With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of its row.
     """
-    kept, dropped = _own_rows(source, flags, "test", None if with_grader else True)
-    problems: list[Problem] = []
-    for row, place in kept[:limit]:
-        question = to_question(row.pop("prompt"), place)
-        gold = row.get("answer")
-        if not isinstance(gold, str):
-            gold = repr(gold)
-        problems.append(Problem(f"{name}/{len(problems)}", question, gold, row if with_grader else {}))
-    return problems, {reason: len(places) for reason, places in dropped.items()}
+    picked = read_own(source, flags, "test", None if with_grader else True)
+    problems = []
+    for number, row in enumerate(picked.rows[:limit]):
+        question = to_question(row.prompt, row.place)
+        gold = row.gold if isinstance(row.gold, str) else repr(row.gold)
+        problems.append(Problem(f"{name}/{number}", question, gold, picked.columns_of(row) if with_grader else {}))
+    return problems, picked.dropped
 
 
 def prepare_prompts(
@@ -310,33 +348,10 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) ->
     return _to_dataset(made)
 
 
-def _load_own(
-    data: DataArguments,
-    prompt_format: PromptFormat,
-    default_split: str,
-    for_sft: bool,
-    graded: bool,
-) -> "Dataset":
-    kept, _ = _own_rows(data.dataset, data, default_split, graded)
-    takes_answers = for_sft and "solution" not in kept[0][0]
-    rows = []
-    for row, place in kept[: data.limit]:
-        question = to_question(row["prompt"], place, takes_answers)
-        solution = row.get("solution")
-        if is_answered(question):
-            *question, answer = question
-            solution = answer["content"]
-        row["prompt"] = prompt_format.to_messages(question)
-        if "solution" in row or takes_answers:
-            row["solution"] = None if is_empty(solution) else to_text(solution, place)
-        rows.append(row)
-    return _to_dataset(rows)
-
-
-def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | None) -> Picked:
-    """:func:`_pick` of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
+def read_own(source: str, flags: SourceArguments, default_split: str, graded: bool | None) -> Picked:
+    """The rows of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
     named = named_columns(flags)
-    needed = ("prompt",) if graded is None else ("prompt", "answer")
+    needed = ("prompt",) if graded is None else ("prompt", "gold")
     lists = []
     sentences = []
 
@@ -354,7 +369,7 @@ def _own_rows(source: str, flags: SourceArguments, split: str, graded: bool | No
             sentences.append(f"{answer!r} ({place})")
         return answer
 
-    table = read_table(source, flags, split)
+    table = read_table(source, flags, default_split)
     picked = _pick(table, named, required=needed if graded else ("prompt",), needed=needed, read=read)
     if lists:
         logger.warning(
@@ -385,40 +400,40 @@ def _pick(
     needed: Collection[str],
     read: Callable[[Any, str], str | None],
 ) -> Picked:
-    """The rows with columns under their roles, and reason -> places of those that are dropped; these are logged.
+    """The usable rows; those that are dropped are logged, by reason and with the first place of each.
 
-    ``named`` are role -> column, or a field of the objects in a column, as COLUMN.FIELD. A role that is not in
-    ``required``, and has its own name, needs no column; those in ``needed`` are not empty. Other columns keep their
-    names. ``read`` is called for each answer that is needed, with its place; None: it cannot be read.
+    ``named`` are field of a row -> column, or a field of the objects in a column, as COLUMN.FIELD. One that is not in
+    ``required``, and has its usual name, needs no column; those in ``needed`` are not empty. ``read`` is called for
+    each gold answer that is needed, with its place; None: it cannot be read.
     """
-    roles = columns_of(table, named, required)
-    taken = {*roles, *roles.values()}
-    reads = "answer" in roles and "answer" in needed
+    found = columns_of(table, named, required)
+    taken = {*found.values(), *(COLUMNS[name] for name in found)}
+    reads = "gold" in found and "gold" in needed
     kept = []
     dropped = defaultdict(list)
-    for row, place in table.rows:
-        picked = {role: value_of(row, name) for role, name in roles.items()}
-        gaps = [role for role in needed if is_empty(picked.get(role, "-"))]
+    for stored, place in table.rows:
+        values = {name: value_of(stored, column) for name, column in found.items()}
+        gaps = [name for name in needed if is_empty(values.get(name, "-"))]
         if gaps:
-            dropped[f"with an empty {gaps[0]}"].append(place)
+            dropped[f"with an empty {COLUMNS[gaps[0]]}"].append(place)
             continue
         if reads:
-            picked["answer"] = read(picked["answer"], place)
-            if picked["answer"] is None:
+            values["gold"] = read(values["gold"], place)
+            if values["gold"] is None:
                 dropped["without a readable gold answer"].append(place)
                 continue
-        picked |= {name: row.get(name) for name in table.columns if name not in taken}
-        kept.append((picked, place))
+        others = {name: stored.get(name) for name in table.columns if name not in taken}
+        kept.append(Row(**{"gold": None, **values}, others=others, place=place))
     told = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if not kept:
         raise UsageError(f"{table.name} has no usable row: {told}.")
     if told:
         total = len(table.rows)
         logger.warning("%s: %d of %d rows dropped: %s", table.name, total - len(kept), total, told)
-    return kept, dropped
+    return Picked(kept, found, {reason: len(places) for reason, places in dropped.items()})
 
 
-def _to_dataset(rows: list[Row]) -> "Dataset":
+def _to_dataset(rows: list[Values]) -> "Dataset":
     from datasets import Dataset
 
     return Dataset.from_list(rows)

@@ -1,4 +1,4 @@
-"""Your rows: JSONL, CSV and Parquet files, and datasets of the Hub.
+"""A row, and where rows are read from: JSONL, CSV and Parquet files, and datasets of the Hub.
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
 What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
@@ -9,24 +9,36 @@ import json
 import re
 import reprlib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo.arguments import SourceArguments
+from gtpo.arguments import SourceArguments, Values
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import check_regular
 
-Row = dict[str, Any]
-Columns = dict[str, str]  # role, such as prompt, answer, solution -> column
-Numbered = Iterable[tuple[int, Row]]  # rows with the number of their line, or their own
-Placed = tuple[Row, str]  # a row with its place: `line 3 of my.csv`
+Columns = dict[str, str]  # field of a Row: prompt, gold, solution -> column
+Numbered = Iterable[tuple[int, Values]]  # column -> value, with the number of the line, or of the row
+Placed = tuple[Values, str]  # column -> value, with the place: `line 3 of my.csv`
 DATASETS = ("gsm8k", "math", "arithmetic")  # that a run trains on by name
-ROLES = ("prompt", "answer", "solution")  # of columns of your data
+# By default the columns of your data, and always the names under which rewards get them.
+COLUMNS = {"prompt": "prompt", "gold": "answer", "solution": "solution"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem of any source, before it is written in the format of a prompt."""
+
+    prompt: Any  # text, or a conversation
+    gold: Any  # text; any value where a reward or grader of your own decides; None without one
+    solution: Any = None  # worked, without the gold answer; of your data the reference completion; None without one
+    others: Values = field(default_factory=dict)  # columns of your data, under their names
+    place: str = ""  # line 3 of my.csv
 
 
 class Table(NamedTuple):
-    """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. A row may lack columns."""
+    """Rows as they are stored, each with its place: ``line 3 of my.csv``, the last of its lines. Some lack columns."""
 
     name: str  # the file or Hub id
     columns: list[str]
@@ -36,7 +48,7 @@ class Table(NamedTuple):
     def of(cls, name: str, unit: str, numbered: Numbered) -> "Table":
         """The columns are those of all rows, in the order of the first that has them; ``unit`` is line or row."""
         rows = []
-        columns: Row = {}  # its keys
+        columns: Values = {}  # its keys
         for number, row in numbered:
             rows.append((row, f"{unit} {number} of {name}"))
             columns |= row
@@ -45,36 +57,36 @@ class Table(NamedTuple):
         return cls(name, list(columns), rows)
 
 
-def value_of(row: Row, name: str) -> Any:
+def value_of(row: Values, name: str) -> Any:
     """The value of a column, or of a field of the objects in a column, as COLUMN.FIELD; None without one."""
     if name in row:
         return row[name]
     value: Any = row
-    for field in name.split("."):
-        value = value.get(field) if isinstance(value, dict) else None
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def named_columns(flags: SourceArguments) -> Columns:
-    """Role -> the column of your data that the settings name."""
-    return {role: getattr(flags, f"{role}_column", role) for role in ROLES}
+    """Field of a row -> the column of your data that the settings name."""
+    return {name: getattr(flags, f"{column}_column", column) for name, column in COLUMNS.items()}
 
 
 def columns_of(table: Table, named: Columns, required: Collection[str]) -> Columns:
-    """Role -> column, of the roles that have one; a UsageError for another that needs it."""
-    roles = {}
+    """Field of a row -> column, of the fields that have one; a UsageError for another that needs it."""
+    found = {}
     it_has = "it has"
     if Path(table.name).suffix.lower() == ".csv":
         it_has = "its first line, which names the columns, has"
-    for role, name in named.items():
+    for key, name in named.items():
         if name in table.columns or any(value_of(row, name) is not None for row, _ in table.rows):
-            roles[role] = name
-        elif role in required or name != role:
+            found[key] = name
+        elif key in required or name != COLUMNS[key]:
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: {it_has} "
                 f"{', '.join(map(reprlib.repr, table.columns))}; set --prompt_column and --answer_column."
             )
-    return roles
+    return found
 
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
@@ -162,7 +174,7 @@ def refuse_half_characters(value: Any, where: str) -> None:
         raise UsageError(f"{where} has {half}, half of a character: write the whole one, or remove it.") from error
 
 
-def _object(pairs: list[Any]) -> Row:
+def _object(pairs: list[Any]) -> Values:
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f"a key occurs twice in {pairs}")
@@ -186,7 +198,7 @@ def _read_csv(path: Path) -> Numbered:
             yield reader.line_num, row
 
 
-def _rows_to(reader: "csv.DictReader[str]") -> Iterable[Row]:
+def _rows_to(reader: "csv.DictReader[str]") -> Iterable[Values]:
     """The rows of a file; an error names the line that was read last."""
     try:
         yield from reader
@@ -205,7 +217,7 @@ def _read_parquet(path: Path) -> Numbered:
 FORMATS = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
 
 
-def _rows_of(table: Any) -> list[Row]:
+def _rows_of(table: Any) -> list[Values]:
     """The rows of an Arrow table or batch; 0.1 of a column of float32 is 0.1, not 0.10000000149011612."""
     from pyarrow import float64, schema, string
 
@@ -222,7 +234,7 @@ def _with_floats_as(leaf: Any, kind: Any) -> Any:
     if types.is_list(kind):
         return list_(_with_floats_as(leaf, kind.value_type))
     if types.is_struct(kind):
-        return struct([(field.name, _with_floats_as(leaf, field.type)) for field in kind])
+        return struct([(part.name, _with_floats_as(leaf, part.type)) for part in kind])
     return leaf if str(kind) == "float" else kind
 
 

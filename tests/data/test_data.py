@@ -11,12 +11,13 @@ import pytest
 from datasets import Dataset
 from helpers.files import write_lines
 from helpers.refusals import refused
+from helpers.rows import planned
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import AutoTokenizer
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.arithmetic import arithmetic
-from gtpo.data.load import drop_long_prompts, load_benchmark, load_train
+from gtpo.data.load import drop_long_prompts, load_benchmark, load_named
 from gtpo.prompts import SYSTEM_PROMPT
 from rewards import accuracy_reward, format_reward
 
@@ -58,9 +59,9 @@ def working(question: str) -> list[str]:
 def test_arithmetic_gold_and_reasoning_follow_from_the_question(split: str, seed: int) -> None:
     counts = set()
     for row in arithmetic(split, 1500, seed):
-        lines = working(row["question"])
-        assert row["reasoning"] == "\n".join(lines)
-        assert lines[-1].endswith(f"= {row['gold']}") and int(row["gold"]) > 0
+        lines = working(row.prompt)
+        assert row.solution == "\n".join(lines)
+        assert lines[-1].endswith(f"= {row.gold}") and int(row.gold) > 0
         counts.add(len(lines))
     assert counts == {1, 2, 3}
 
@@ -72,9 +73,9 @@ def test_arithmetic_depends_only_on_the_seed() -> None:
 
 
 def test_arithmetic_train_and_test_are_disjoint_for_any_seed() -> None:
-    test = {row["question"] for seed in (0, 1) for row in arithmetic("test", 500, seed)}
+    test = {row.prompt for seed in (0, 1) for row in arithmetic("test", 500, seed)}
     for seed in (0, 1, 42, 3407):
-        train = {row["question"] for row in arithmetic("train", 4000, seed)}
+        train = {row.prompt for row in arithmetic("train", 4000, seed)}
         assert len(train) == 4000 and not test & train
 
 
@@ -82,7 +83,7 @@ def test_arithmetic_as_a_benchmark() -> None:
     """The hard one has four and five steps: none of its problems is trained on, or in the other benchmark."""
     easy, hard = map(load_benchmark, ("arithmetic", "arithmetic_hard"))
     assert [(each.question, each.gold) for each in easy] == [
-        (row["question"], row["gold"]) for row in arithmetic("test", 500, 0)
+        (row.prompt, row.gold) for row in arithmetic("test", 500, 0)
     ]
     assert hard[0].id == "arithmetic_hard/0"
     lines = [working(problem.question) for problem in hard]
@@ -93,9 +94,9 @@ def test_arithmetic_as_a_benchmark() -> None:
 
 def test_an_unknown_dataset_is_refused_by_its_flag() -> None:
     with refused("--dataset 'gsm' is unknown"):
-        load_train(DataArguments("gsm"))
+        planned("gsm")
     with refused("--eval_dataset 'gsm' is unknown"):
-        load_train(DataArguments("gsm"), held_out=True)
+        planned("arithmetic", eval_dataset="gsm")
 
 
 # ---- training rows: of arithmetic, and of GSM8K and MATH from the real files ----
@@ -103,9 +104,9 @@ def test_an_unknown_dataset_is_refused_by_its_flag() -> None:
 
 def check_training_rows(name: str, rows: Dataset) -> None:
     """Every reference solution scores 10 + 10: SFT trains on completions that earn the maximum reward."""
-    planned = load_train(DataArguments(name), dry_run=True)  # without the Hub
-    assert len(planned) == len(rows)
-    assert {*planned.column_names} == {*rows.column_names} == {"prompt", "answer", "solution"}
+    unread = planned(name)  # without the Hub
+    assert len(unread) == len(rows)
+    assert {*unread.column_names} == {*rows.column_names} == {"prompt", "answer", "solution"}
     for (system, user), answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
         assert system == {"role": "system", "content": SYSTEM_PROMPT} and user["role"] == "user"
         assert isinstance(answer, str) and answer.strip() == answer != ""
@@ -115,15 +116,15 @@ def check_training_rows(name: str, rows: Dataset) -> None:
 
 
 def test_arithmetic_as_a_dataset() -> None:
-    rows = load_train(DataArguments("arithmetic"), seed=5)
+    rows = load_named(DataArguments("arithmetic"), seed=5)
     assert len(rows) == 4000
-    assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
+    assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5))).prompt
     check_training_rows("arithmetic", rows)
 
 
 def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
     source = jsonl(data_dir / "gsm8k_train.jsonl")
-    rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir)))
+    rows = load_named(DataArguments("gsm8k", data_dir=str(data_dir)))
     assert len(rows) == 7473
     check_training_rows("gsm8k", rows)
     assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["question"] for row in source]
@@ -145,7 +146,7 @@ def last_box(solution: str) -> str:
 
 def test_math_train_row_by_row(data_dir: Path, caplog: LogCaptureFixture) -> None:
     source = jsonl(data_dir / "math_train.jsonl")
-    rows = load_train(DataArguments("math", data_dir=str(data_dir)))
+    rows = load_named(DataArguments("math", data_dir=str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
     assert "2 of 7500" in caplog.text  # dropped, with a warning
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
@@ -213,7 +214,7 @@ def test_math_is_downloaded_with_all_its_subjects(monkeypatch: MonkeyPatch) -> N
         return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(configs)}}}"]})
 
     monkeypatch.setattr("datasets.load_dataset", hub)
-    assert load_train(DataArguments("math"))["answer"][:] == list("1234567")
+    assert load_named(DataArguments("math"))["answer"][:] == list("1234567")
     assert configs == sorted({*configs})
 
 
@@ -231,7 +232,7 @@ def test_rows_without_a_readable_gold_are_dropped_and_counted(tmp_path: Path, ca
         {"question": None, "answer": "#### 3"},
     ]
     write_lines(tmp_path / "gsm8k_train.jsonl", [VALID_ROW, *bad, VALID_ROW])
-    rows = load_train(DataArguments("gsm8k", data_dir=str(tmp_path)))
+    rows = load_named(DataArguments("gsm8k", data_dir=str(tmp_path)))
     assert rows["answer"][:] == ["3", "3"] and "5 of 7" in caplog.text
     assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
 
@@ -242,8 +243,8 @@ def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypat
     write_lines(tmp_path / "gsm8k_train.jsonl", [VALID_ROW])
     write_lines(given / "gsm8k_train.jsonl", [VALID_ROW] * 2)
     monkeypatch.setenv("GTPO_DATA_DIR", str(tmp_path))
-    assert len(load_train(DataArguments("gsm8k"))) == len(load_train(DataArguments("gsm8k"), dry_run=True)) == 1
-    assert len(load_train(DataArguments("gsm8k", data_dir=str(given)))) == 2  # --data_dir wins
+    assert len(load_named(DataArguments("gsm8k"))) == len(planned("gsm8k")) == 1
+    assert len(load_named(DataArguments("gsm8k", data_dir=str(given)))) == 2  # --data_dir wins
 
 
 # ---- length ----

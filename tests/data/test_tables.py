@@ -8,10 +8,11 @@ import pandas
 import pytest
 from datasets import Dataset
 from helpers.refusals import refused
+from helpers.rows import planned
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_benchmark, load_train, load_user_benchmark, to_demonstrations
+from gtpo.data.load import load_benchmark, load_named, load_own, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import to_messages
@@ -29,7 +30,7 @@ def load(tmp_path: Path) -> Load:
     def write_and_load(name: str, text: str, graded: bool = True, **flags: Any) -> Dataset:
         path = tmp_path / name
         path.write_bytes(text.encode())
-        return load_train(DataArguments(str(path), **flags), graded=graded)
+        return load_own(DataArguments(str(path), **flags), graded=graded)
 
     return write_and_load
 
@@ -45,15 +46,15 @@ def test_named_columns_are_renamed_and_others_keep_their_names(load: Load) -> No
 
 
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
-    assert len(load_train(DataArguments("math", limit=7), dry_run=True)) == 7
-    assert len(load_train(DataArguments("gsm8k", split="test"), dry_run=True)) == 1319
-    rows = load_train(DataArguments("gsm8k", data_dir=str(data_dir), split="test", limit=3))
+    assert len(planned("math", limit=7)) == 7
+    assert len(planned("gsm8k", split="test")) == 1319
+    rows = load_named(DataArguments("gsm8k", data_dir=str(data_dir), limit=3), "test")
     first = load_benchmark("gsm8k", str(data_dir))[0]
     assert len(rows) == 3 and rows["prompt"][0] == to_messages(first.question)
-    assert len(load_train(DataArguments("arithmetic", split="test"))) == 500
+    assert len(planned("arithmetic", split="test")) == 500
     for flag in ("split", "prompt_column", "answer_column", "solution_column", "dataset_config"):
         with refused(f"^--{flag} "):
-            load_train(DataArguments("gsm8k", **{flag: "mine"}), dry_run=True)
+            planned("gsm8k", **{flag: "mine"})
 
 
 # ---- rows that cannot be used ----
@@ -129,7 +130,7 @@ def test_parquet_of_pandas_keeps_integers_with_gaps(tmp_path: Path, caplog: LogC
     table = pandas.DataFrame({"task": ["a", "b", "c"], "gold": [18, None, 7], "turn": [1, 2, 3]})
     assert table["gold"].dtype == float
     table.to_parquet(tmp_path / "own.parquet")
-    rows = load_train(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
+    rows = load_own(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
     assert rows["answer"][:] == ["18", "7"] and rows["turn"][:] == [1, 3]
     assert "row 2 of" in caplog.text
 
@@ -146,7 +147,7 @@ def test_numbers_of_32_bits_are_read_as_written(tmp_path: Path) -> None:
         "reward_model": pyarrow.array([{"x": 0.7}, None], pyarrow.struct([("x", small)])),
     }
     write_table(pyarrow.table(columns), tmp_path / "own.parquet")
-    rows = load_train(DataArguments(str(tmp_path / "own.parquet")))
+    rows = load_own(DataArguments(str(tmp_path / "own.parquet")))
     assert rows.remove_columns("prompt").to_list() == [
         {"answer": "0.1", "more": [0.1], "reward_model": {"x": 0.7}},
         {"answer": "2.5", "more": [0.3, None], "reward_model": None},
@@ -164,17 +165,17 @@ def test_a_hub_dataset_has_its_config_and_split(monkeypatch: MonkeyPatch) -> Non
         return Dataset.from_dict({"task": ["a", ""], "gold": [18, 19], "level": [1, 2]})
 
     monkeypatch.setattr("datasets.load_dataset", hub)
-    rows = load_train(DataArguments("owner/name", **NAMED, dataset_config="main", split="dev"))
+    rows = load_own(DataArguments("owner/name", **NAMED, dataset_config="main", split="dev"))
     assert rows.to_list() == [{"prompt": to_messages("a"), "answer": "18", "level": 1}]
-    load_train(DataArguments("owner/name", **NAMED))
+    load_own(DataArguments("owner/name", **NAMED))
     assert asked == [(("owner/name", "main"), {"split": "dev"}), (("owner/name", None), {"split": "train"})]
     with refused("--prompt_column"):
-        load_train(DataArguments("owner/name"))
+        load_own(DataArguments("owner/name"))
 
 
 def test_a_dry_run_does_not_ask_the_hub(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
-    rows = load_train(DataArguments("owner/name", prompt_column="task"), dry_run=True)
+    rows = planned("owner/name", prompt_column="task")
     assert (len(rows), rows.column_names) == (0, [])
     assert to_demonstrations(rows).column_names == []
     (tmp_path / "own.py").write_text(

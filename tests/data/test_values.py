@@ -11,7 +11,7 @@ from pandas import DataFrame
 from pytest import LogCaptureFixture
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import is_sentence, load_train, load_user_benchmark
+from gtpo.data.load import is_sentence, load_own, load_user_benchmark
 from gtpo.data.tables import read_file
 from gtpo.data.values import to_answer
 from gtpo.grading import is_correct, listed
@@ -33,11 +33,11 @@ SOLUTIONS = TABLES["solutions"]
 @pytest.mark.parametrize(("text", "answer"), SOLUTIONS, ids=[text[:30] for text, _ in SOLUTIONS])
 def test_the_gold_answer_of_a_whole_solution(text: str, answer: str, tmp_path: Path) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": text}]))
-    [gold] = load_train(data)["answer"][:]
+    [gold] = load_own(data)["answer"][:]
     assert is_correct(answer, gold) and not is_correct("77", gold)
     [problem], dropped = load_user_benchmark("own", data.dataset, data)
     assert problem.gold == gold and not dropped
-    assert load_train(data, graded=False)["answer"][:] == [text]  # for your own reward
+    assert load_own(data, graded=False)["answer"][:] == [text]  # for your own reward
 
 
 LISTS = TABLES["lists"]
@@ -47,15 +47,15 @@ LISTS = TABLES["lists"]
 def test_a_list_that_is_written_as_text(text: str, elements: list[str] | None, tmp_path: Path) -> None:
     assert listed(text) == elements
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": text}]))
-    [gold] = load_train(data)["answer"][:]
+    [gold] = load_own(data)["answer"][:]
     if elements is None:
         assert gold == text
         return
     assert all(is_correct(element, text) and is_correct(element, gold) for element in elements)
     typed = DataArguments(write(tmp_path / "typed.jsonl", [{"prompt": "a", "answer": elements}]))
-    assert load_train(typed)["answer"][:] == [gold]
+    assert load_own(typed)["answer"][:] == [gold]
     every = DataArguments(data.dataset, answer_list="all")
-    assert load_train(every)["answer"][:] == [", ".join(elements)]
+    assert load_own(every)["answer"][:] == [", ".join(elements)]
 
 
 def test_an_element_that_is_there_twice_counts_once() -> None:
@@ -72,7 +72,7 @@ def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: LogCapt
     golds = ["5", *MISSING, " ", "x" * 1001, "(((", *READABLE]
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold} for gold in golds]))
     expected = ["5", "Na", "na", "no", "0", "0"]
-    assert load_train(data)["answer"][:] == expected
+    assert load_own(data)["answer"][:] == expected
     problems, dropped = load_user_benchmark("own", data.dataset, data)
     assert [problem.gold for problem in problems] == expected
     assert dropped == {"with an empty answer": 1, "without a readable gold answer": 17}
@@ -82,7 +82,7 @@ def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: LogCapt
         "17 without a readable gold answer (first: line 2 of",
     ):
         assert caplog.text.count(text) == 2
-    assert load_train(data, graded=False)["answer"][:4] == ["5", "NA", "-", "--"]  # your own reward decides
+    assert load_own(data, graded=False)["answer"][:4] == ["5", "NA", "-", "--"]  # your own reward decides
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_rows_without_gold_are_dropped_and_named(tmp_path: Path, caplog: LogCapt
 )
 def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplog: LogCaptureFixture) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold}]))
-    load_train(data)
+    load_own(data)
     assert ("write a decimal comma as a point" in caplog.text) is is_told
     assert not is_told or f"{gold!r} (line 1 of" in caplog.text
 
@@ -107,7 +107,7 @@ def test_a_dotted_name_is_a_field(tmp_path: Path) -> None:
     ]
     names = {"prompt_column": "extra.q.text", "answer_column": "reward_model.ground_truth"}
     data = DataArguments(write(tmp_path / "own.jsonl", rows), **names)
-    found = load_train(data)
+    found = load_own(data)
     assert found["answer"][:] == ["5"] and found["prompt"][0][-1]["content"] == "2+3?"
     assert {*found.column_names} == {"prompt", "answer", "reward_model", "extra"}
     problems, _ = load_user_benchmark("own", data.dataset, data, with_grader=True)
@@ -117,7 +117,7 @@ def test_a_dotted_name_is_a_field(tmp_path: Path) -> None:
 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "a.b": "1", "a": {"b": "2"}}]
-    assert load_train(DataArguments(write(tmp_path / "own.jsonl", rows), answer_column="a.b"))["answer"][:] == ["1"]
+    assert load_own(DataArguments(write(tmp_path / "own.jsonl", rows), answer_column="a.b"))["answer"][:] == ["1"]
 
 
 SENTENCES = [
@@ -141,7 +141,7 @@ def test_gold_answers_that_only_a_copy_equals_are_counted(
     rows = [{"prompt": f"{i}?", "answer": gold} for i, (gold, _) in enumerate([("7", False), *SENTENCES])]
     source = write(tmp_path / "own.jsonl", rows)
     assert [is_sentence(gold) for gold, _ in SENTENCES] == [expected for _, expected in SENTENCES]
-    load_train(DataArguments(source), graded=graded)
+    load_own(DataArguments(source), graded=graded)
     load_user_benchmark("own", source, DataArguments(), with_grader=not graded)
     said = "3 of 10 gold answers are sentences, such as 'She has 4 books in total.' (line 2 of"
     assert [said in message for message in caplog.messages] == [True] * 2 * graded
@@ -168,4 +168,4 @@ def test_half_a_character_of_a_conversation_in_a_cell_is_refused(tmp_path: Path)
     frame = DataFrame({"prompt": ["1?", cell], "answer": ["1", "2"]})
     frame.to_csv(tmp_path / "own.csv", index=False)
     with refused(r"line 3 of .*own.csv, the prompt, has '.ud83d', half of a character"):
-        load_train(DataArguments(str(tmp_path / "own.csv")))
+        load_own(DataArguments(str(tmp_path / "own.csv")))

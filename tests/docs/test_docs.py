@@ -59,7 +59,7 @@ QUESTION = re.compile(rf"({NAMES}) has \d+ ({THINGS})\.(?: \1 (?:{EVENTS})\.)+ H
 
 def test_generated_problems_have_the_form_of_a_question() -> None:
     for row in arithmetic.arithmetic("test", 50, seed=0, steps=(1, 2, 3, 4, 5)):
-        assert QUESTION.fullmatch(row["question"])
+        assert QUESTION.fullmatch(row.prompt)
 
 
 @mark.parametrize("path", [*PAGES, ROOT / "notebooks/gtpo_colab.ipynb", ROOT / "gtpo/evaluation/chat.py"], ids=str)

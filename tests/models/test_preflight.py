@@ -137,7 +137,7 @@ def test_scripts_check_before_they_download(machine: None, monkeypatch: MonkeyPa
     monkeypatch.setattr(sys, "argv", ["train_gtpo.py", "--model", "llama", "--backend", "transformers"])
     settings = settings_of()
     monkeypatch.setattr("train_gtpo.parse", lambda *_: settings)
-    monkeypatch.setattr("gtpo.data.load.load_train", lambda *_: pytest.fail("rows were loaded"))
+    monkeypatch.setattr("gtpo.training.loop.load_rows", lambda *_: pytest.fail("rows were loaded"))
     monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_, **__: pytest.fail("the model was loaded"))
     set_free(monkeypatch, 2.0)
     with refused("2.0 of 80.0 GiB"):

@@ -64,8 +64,8 @@ def test_special_tokens_are_distinct_and_those_of_the_model(tiny: Path, tokenize
 def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
     """Otherwise SFT would train on different prompts than GTPO samples from."""
     for row in arithmetic("train", 50, seed=0):
-        prompt = to_messages(row["question"])
-        answer = to_completion(row["reasoning"], row["gold"])
+        prompt = to_messages(row.prompt)
+        answer = to_completion(row.solution, row.gold)
         start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
         full = tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}])["input_ids"]
         completion = tokenizer.encode(answer, add_special_tokens=False)

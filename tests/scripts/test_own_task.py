@@ -12,7 +12,7 @@ from helpers.scripts import RunScript
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
+from gtpo.data.load import load_own, load_user_benchmark, to_demonstrations
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.prompts import PAPER
@@ -43,7 +43,7 @@ def write(path: Path, *rows: dict[str, object]) -> str:
 
 def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", {"prompt": "a", "hint": "b"}, {"prompt": "c", "note": None})
-    assert load_train(DataArguments(path), graded=False)["hint"][:] == ["b", None]
+    assert load_own(DataArguments(path), graded=False)["hint"][:] == ["b", None]
 
 
 @pytest.mark.parametrize("name", ["my_rewards", "rewards", "json"])
@@ -153,8 +153,8 @@ ANSWERED = [*TURNS, {"role": "assistant", "content": "It is 2."}]
 def test_a_conversation_with_its_answer_trains_sft_alone(tmp_path: Path) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", {"messages": ANSWERED, "answer": "2"}), prompt_column="messages")
     with refused(r"line 1 of .*assistant"):
-        load_train(data)
+        load_own(data)
     with refused("assistant"):
         load_user_benchmark("own", data.dataset, data)
-    (row,) = to_demonstrations(load_train(data, for_sft=True))
+    (row,) = to_demonstrations(load_own(data, for_sft=True))
     assert row == {"prompt": TURNS, "completion": [{"role": "assistant", "content": "It is 2."}]}

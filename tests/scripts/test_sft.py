@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, to_demonstrations
+from gtpo.data.load import load_named, to_demonstrations
 from gtpo.training.sft import SFTTrainer
 
 ATOL = 1e-6  # observed 2e-7
@@ -19,7 +19,7 @@ ATOL = 1e-6  # observed 2e-7
 def test_the_loss_is_the_cross_entropy_of_completions(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    rows = load_train(DataArguments("arithmetic")).select(range(6))
+    rows = load_named(DataArguments("arithmetic")).select(range(6))
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
