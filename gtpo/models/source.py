@@ -184,7 +184,7 @@ def model_source(asked: str | Path, checkpoint: str = LAST, on_hub: bool = True)
     if on_hub and is_hub_id(name):
         return ModelSource(asked, asked, name)
     directory = Path(name)
-    if on_hub and not directory.is_dir():
+    if on_hub and not (asked and directory.is_dir()):
         known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
         raise UsageError(f"--model {asked!r} is unknown{nearest(asked, MODEL_ALIASES)}: pick {known}.")
     if has_weights(directory) and (checkpoint == LAST or not is_adapter(directory)):
