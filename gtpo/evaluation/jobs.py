@@ -135,7 +135,8 @@ class EvaluationPlan:
                 storage.scores_path(job.path).unlink(missing_ok=True)
             done = set(file.done)
             if done >= keys:
-                return file.append([])
+                file.write_settings()
+                return
             sampler = self.load()
             tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, prompt)
             requests = sampling.make_requests(sampler, problems, self.sampling, prompt, tokenizer)

@@ -68,14 +68,21 @@ class CompletionFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write completions, which are kept if the process is killed."""
-        lines = list(rows)
-        if (rows or self.done) and not self.has_head:
-            lines.insert(0, self.head.write())
+        if rows:
+            self.write_settings()
+        self._write(rows)
+        self.done.update(map(key_of, rows))
+
+    def write_settings(self) -> None:
+        """Write the settings if the file has others: of more or fewer problems or samples, or other data."""
+        if not self.has_head:
+            self._write([self.head.write()])
             self.has_head = True
+
+    def _write(self, lines: Sequence[Row]) -> None:
         for line in lines:
             self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
-        self.done.update(map(key_of, rows))
 
 
 @contextmanager
