@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import math
-from functools import cached_property
 
 import torch
 from accelerate.utils import gather_object
@@ -31,15 +30,24 @@ class InitialEntropy(TrainerCallback):
     it happens. Training starts with it; an evaluation before training needs it earlier.
     """
 
+    value: float | None = None  # in nats, once it is measured
+
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        _ = self.value  # a resumed run has loaded its checkpoint, and knows its step
+        self.measure()  # a resumed run has loaded its checkpoint, and knows its step
 
-    @cached_property
-    def value(self) -> float:
-        """In nats, stored with the run when it is first read; RunError if it is NaN or infinite."""
+    def measure(self) -> float:
+        """<H>_ini in nats: the first call samples, or reads that of the run, and stores it; each other returns it.
+
+        Every process has to make the first call. RunError if the value is NaN or infinite.
+        """
+        if self.value is None:
+            self.value = self._stored_with_run()
+        return self.value
+
+    def _stored_with_run(self) -> float:
         trainer = self.trainer
         settings = trainer.gtpo
         path = RunDirectory(trainer.args.output_dir).initial_entropy
@@ -48,7 +56,7 @@ class InitialEntropy(TrainerCallback):
         elif trainer.state.global_step > 0:  # resumed
             record = json.loads(read_regular(path))
         else:
-            record = self._measure()
+            record = self._sampled()
         value = float(record["initial_entropy"])
         if not math.isfinite(value):
             raise non_finite_error("the initial entropy", trainer)
@@ -62,7 +70,7 @@ class InitialEntropy(TrainerCallback):
         trainer.accelerator.wait_for_everyone()
         return value
 
-    def _measure(self) -> Row:
+    def _sampled(self) -> Row:
         entropies = self.sampled_entropies(self._first_rows())
         return {
             "initial_entropy": sum(entropies) / len(entropies),

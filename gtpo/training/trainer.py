@@ -113,6 +113,7 @@ class GRPOTrainer(HeldOutEvaluation):
         check_overrides(type(self), __class__)  # type: ignore[name-defined]  # this class, under any name
         if not uses_unsloth():  # which uses one GPU
             refuse_data_parallel(args)
+        self._says_gradient = says_gradient(type(self))
         self.recorder = Recorder(self)
         has_adapter = isinstance(model, PeftModel) or given.get("peft_config") is not None
         hands_over = has_adapter and args.use_vllm and not uses_unsloth()
@@ -302,7 +303,7 @@ class GRPOTrainer(HeldOutEvaluation):
             raise UsageError(
                 "compute_loss takes a micro-batch of _prepare_inputs, and returns its loss without outputs."
             )
-        grad_rows = self.needs_gradient(copy_of(inputs)) if says_gradient(type(self)) else None
+        grad_rows = self.needs_gradient(copy_of(inputs)) if self._says_gradient else None
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
         loss, measured = call_objective(self, logps, token_entropy, inputs)
         self.recorder.loss(loss, measured, logps, token_entropy, inputs)
@@ -542,7 +543,7 @@ class GTPOTrainer(GRPOTrainer):
         # GTPO change 2: delta of Eq. 10 and the penalty gamma <H>_i of Eq. 11
         entropy = completion_entropy(token_entropy, mask)
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
-        keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
+        keep = entropy_filter(entropy, advantages, self.initial_entropy.measure(), threshold, mode)
         has_penalty = inputs["has_reward"]
         if settings.zero_advantage == "skip":  # Eq. 27 and 28: neither in G+ nor in G-
             has_penalty = has_penalty & (advantages != 0)

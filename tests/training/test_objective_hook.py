@@ -2,6 +2,7 @@
 
 from functools import wraps
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from gtpo import Measured
 from gtpo.errors import RunError
+from gtpo.training.trainer import says_gradient
 from gtpo_loss import completion_entropy
 
 Values = dict[str, Any]
@@ -49,11 +51,15 @@ def build_of(monkeypatch: pytest.MonkeyPatch, build: Any) -> Any:
     return build_of
 
 
-def test_an_added_metric_trains_the_same_tokens(build_of: Any) -> None:
+def test_an_added_metric_trains_the_same_tokens(build_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its class says so, which is looked up once."""
+    looked_up = Mock(wraps=says_gradient)
+    monkeypatch.setattr("gtpo.training.trainer.says_gradient", looked_up)
     steps = {"max_steps": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
     watched = build_of(Watched, **steps)
     weights = weight_changes(watched)
     assert torch.equal(weights, weight_changes(build_of(CannedGRPO, **steps)))
+    assert looked_up.call_count == 2  # of two trainers
     assert watched.asked == 9 and all(row["lowest"] < 0 for row in watched.state.log_history[:3])
 
 

@@ -277,7 +277,8 @@ def test_the_initial_entropy_is_of_the_first_prompts(unmeasured: Any) -> None:
     trainer = unmeasured(shuffle_dataset=True, seed=7)
     trainer.train_dataset = Dataset.from_dict({"prompt": list(map(str, range(120)))})
     trainer.initial_entropy.sampled_entropies = Mock(return_value=[0.5])
-    assert trainer.initial_entropy.value == 0.5
+    assert [trainer.initial_entropy.measure() for _ in range(2)] == [0.5, 0.5]
+    assert trainer.initial_entropy.sampled_entropies.call_count == 1
     order = dict.fromkeys(trainer._get_train_sampler())
     asked = trainer.initial_entropy.sampled_entropies.call_args.args[0]
     assert [int(row["prompt"]) for row in asked] == [*order][:100]
@@ -320,13 +321,13 @@ def test_a_resumed_run_reads_the_initial_entropy(unmeasured: Any, tmp_path: Path
     trainer = unmeasured()
     trainer.state.global_step = 1
     with pytest.raises(FileNotFoundError, match="initial_entropy"):
-        _ = trainer.initial_entropy.value
+        trainer.initial_entropy.measure()
     for text in ("", '{"initial_entropy": 0.', "[0.5]", '{"prompts": 100}'):
         (tmp_path / "initial_entropy.json").write_text(text)
         with pytest.raises((ValueError, TypeError, KeyError)):
-            _ = trainer.initial_entropy.value
+            trainer.initial_entropy.measure()
     (tmp_path / "initial_entropy.json").write_text('{"initial_entropy": 0.25}')
-    assert trainer.initial_entropy.value == 0.25
+    assert trainer.initial_entropy.measure() == 0.25
 
 
 @pytest.mark.parametrize(("gtpo", "is_on"), TABLES["the_branch_of_the_entropy_filter_is_stored_and_shown"])
@@ -335,12 +336,12 @@ def test_the_branch_of_the_filter_is_stored(
 ) -> None:
     trainer, given = build("gtpo", gtpo=gtpo), gtpo["initial_entropy"]
     trainer.initial_entropy.sampled_entropies = Mock(return_value=[0.5])
-    assert trainer.initial_entropy.value == (given or 0.5)
+    assert trainer.initial_entropy.measure() == (given or 0.5)
     stored = read_json(tmp_path / "initial_entropy.json")
     assert stored["filter_on"] is is_on and stored["initial_entropy"] == (given or 0.5)
     assert ("given" in stored) is (given is not None)
     trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed
-    _ = InitialEntropy(trainer).value
+    InitialEntropy(trainer).measure()
     first, second = caplog.messages
     assert first == second and first.endswith("on" if is_on else "off")
 
@@ -349,7 +350,7 @@ def test_a_non_finite_initial_entropy_stops_the_run(unmeasured: Any, tmp_path: P
     trainer = unmeasured()
     trainer.initial_entropy.sampled_entropies = Mock(return_value=[0.5, math.nan])
     with pytest.raises(RunError):
-        _ = trainer.initial_entropy.value
+        trainer.initial_entropy.measure()
     assert not (tmp_path / "initial_entropy.json").exists()
 
 
