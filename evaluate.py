@@ -22,12 +22,12 @@ from gtpo.runs.script import run_script
 
 def main() -> None:
     flags, given = parse_evaluation(EvaluationArguments)
-    from gtpo.evaluation import compare, jobs, scores, table
+    from gtpo.evaluation import jobs, paired, scores, table
 
     flags.check_given(given)
     if flags.compare:
-        sides = compare.find_sides(flags.compare, flags.output_dir, flags.benchmarks and jobs.select_benchmarks(flags))
-        return print(compare.format_comparisons(compare.compare_sides(sides)))
+        sides = paired.find_sides(flags.compare, flags.output_dir, flags.benchmarks and jobs.select_benchmarks(flags))
+        return print(paired.format_comparisons(paired.compare_sides(sides)))
     if flags.regrade:
         found = jobs.find_stored_jobs(flags, given)
     else:
@@ -38,7 +38,7 @@ def main() -> None:
     results = scores.write_results(Path(flags.output_dir), entries)
     print(f"\n{table.format_table(entries)}\n")
     if len({entry.label for entry in entries}) > 1 and not flags.regrade:
-        print(f"{compare.format_comparisons(compare.compare_sides(compare.group_seeds(entries)))}\n")
+        print(f"{paired.format_comparisons(paired.compare_sides(paired.group_seeds(entries)))}\n")
     print(f"Scores, settings and per-problem results: {printable(str(results))}")
 
 

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(flags: Flags) -> Words:
+def run_command(flags: Flags) -> Words:
     """Plan, run and report a comparison; a message for each failure."""
     comparison = comparison_of(flags)
     if flags.store:
@@ -104,7 +104,7 @@ def store_runs(comparison: Comparison) -> list[Path]:
 
 def main() -> None:
     flags = parser().parse_args()
-    failures = compare(flags)
+    failures = run_command(flags)
     for failure in failures:
         print(failure)
     sys.exit(1 if failures else 0)

@@ -26,7 +26,7 @@ from paper.runner import run_all
 from study import Numbers, Row, Seeds, Values, Words
 from study.bench import Arm, Base, Comparison, Runs
 from study.choices import by_generation, chosen_by_halves, with_copies
-from study.comparison import Pair, add_holm, compare, made_differently
+from study.comparison import Pair, add_holm, difference_row, made_differently
 from study.measures import LOST, has_fallen
 from study.rendering import render
 from study.storage import origin_of, origins_in, read_json, read_origins
@@ -291,12 +291,12 @@ def by_seed(pairs: Sequence[Pair], measure: str) -> list[Numbers]:
 def slope_row(x: Numbers, pairs: Sequence[Pair], measure: str) -> Row:
     """The slope of a difference over the ``x`` of the bases."""
     slopes = [float(np.polyfit(x, row, 1)[0]) for row in by_seed(pairs, measure)]
-    return compare(slopes) | {"means": [], "where": "slope over x"}
+    return difference_row(slopes) | {"means": [], "where": "slope over x"}
 
 
 def pooled_row(pairs: Sequence[Pair], measure: str, bound: float) -> Row:
     """The mean of a difference over the bases; p is of its distance from a bound."""
-    row = compare([fmean(differences) - bound for differences in by_seed(pairs, measure)])
+    row = difference_row([fmean(differences) - bound for differences in by_seed(pairs, measure)])
     if row["mean"] is not None:
         row["mean"] += bound
     return row | {"means": [], "where": "mean over bases", "bound": bound}

@@ -49,10 +49,10 @@ class Pair(NamedTuple):
         return {seed: second - first for seed, (first, second) in self.values(measure).items()}
 
     def row(self, measure: str) -> Row:
-        """What :func:`compare` says of a measure, and the means of both arms."""
+        """What :func:`difference_row` says of a measure, and the means of both arms."""
         columns = zip(*self.values(measure).values(), strict=True)
         differences = [*self.differences(measure).values()]
-        return compare(differences) | {"means": [fmean(column) for column in columns]}
+        return difference_row(differences) | {"means": [fmean(column) for column in columns]}
 
     def lost(self, is_lost: Callable[..., bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
@@ -87,7 +87,7 @@ def rate_rows(results: Results, names: Iterable[str], seeds: Seeds) -> Row:
     return rows
 
 
-def compare(differences: Numbers) -> Row:
+def difference_row(differences: Numbers) -> Row:
     """Of paired differences: number, mean, half width of the 95 % interval, p over signs, and how many are above 0."""
     mean, half_width = mean_of(differences)
     return {

@@ -99,14 +99,14 @@ def find_backend(line: CommandLine, classes: Classes) -> str:
     given = check_flags(line.method, line.words, classes)
     check_launch(os.environ)
     start = line.start
-    _check_inputs(line.method, start, given)
+    _check_early(line.method, start, given)
     use_cpu = start.use_cpu
     if use_cpu is None:
         use_cpu = line.preset.values().get("use_cpu", False)
     return backend_of(start.backend, use_cpu, gpu_is_available())
 
 
-def _check_inputs(method: str, start: Start, given: Values) -> None:
+def _check_early(method: str, start: Start, given: Values) -> None:
     """:func:`gtpo.cli.early.check_inputs` for the settings of preset, file and command line."""
     from gtpo.cli.early import check_inputs  # they import more than `--help` needs
     from gtpo.runs.start import check_directory, refuse_few_rows

@@ -93,7 +93,7 @@ def deviations(args: Any, generation_config: Any) -> str:
     return ", ".join(found)
 
 
-def check_inputs(arguments: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry.
 
     Also for a best metric that no evaluation of several sets has: TRL's sets overwrite each other's ``eval_reward``.

@@ -43,8 +43,8 @@ from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.record import Measured, Recorder
 from gtpo.training.refusals import (
+    check_arguments,
     check_grpo_settings,
-    check_inputs,
     check_overrides,
     check_policy,
     deviations,
@@ -109,7 +109,7 @@ class GRPOTrainer(HeldOutEvaluation):
         self.tags: Sequence[str] = kwargs.pop("tags", of_config or TAGS)  # of conflict_tokens "tags"
         names = [*inspect.signature(trl.GRPOTrainer).parameters][3:]  # of Unsloth's class none: it hides them
         given = {"model": model, "args": args, **dict(zip(names, positional, strict=False)), **kwargs}
-        check_inputs(given)
+        check_arguments(given)
         check_overrides(type(self), __class__)  # type: ignore[name-defined]  # this class, under any name
         if not uses_unsloth():  # which uses one GPU
             refuse_data_parallel(args)

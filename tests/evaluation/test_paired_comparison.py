@@ -12,14 +12,14 @@ from helpers.runs import fake_run
 from pytest import LogCaptureFixture, approx, mark, raises
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.compare import (
+from gtpo.evaluation.metrics import sizes_up_to
+from gtpo.evaluation.paired import (
     Comparison,
     compare_sides,
     find_sides,
     format_comparisons,
     group_seeds,
 )
-from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
 from gtpo.files import fingerprint
 from paper.results import read_results

@@ -12,7 +12,7 @@ from pytest import LogCaptureFixture, MonkeyPatch, approx, mark
 
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import scores
-from gtpo.evaluation.compare import find_sides
+from gtpo.evaluation.paired import find_sides
 from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.evaluation.table import format_table

@@ -4,16 +4,16 @@ from math import comb
 
 import pytest
 
-from study.comparison import add_holm, compare, mcnemar_p, sign_flip_p
+from study.comparison import add_holm, difference_row, mcnemar_p, sign_flip_p
 
 
 def test_the_interval_and_p_by_hand() -> None:
     """Of the eight choices of signs +++ and --- are as far from 0 as 1 + 2 + 3; t(2) = 4.303, half width 4.303 / √3."""
-    found = compare([1.0, 2.0, 3.0])
+    found = difference_row([1.0, 2.0, 3.0])
     assert (found["seeds"], found["mean"], found["p"]) == (3, 2.0, 2 / 8)
     assert found["half_width"] == pytest.approx(4.303 / 3**0.5)
     assert sign_flip_p([3.0, 3.0, -1.0]) == 4 / 8 and sign_flip_p([1.0]) is None
-    assert compare([])["mean"] is None and compare([1.0, 2.0])["half_width"] is None
+    assert difference_row([])["mean"] is None and difference_row([1.0, 2.0])["half_width"] is None
 
 
 def test_p_of_many_seeds_is_always_the_same() -> None:

@@ -18,8 +18,7 @@ from helpers.scripts import ROOT
 from gtpo.runs.provenance import trainer_of, why_unlike
 from paper.results import Results
 from study import rendering
-from study.__main__ import compare as run_compare
-from study.__main__ import comparison_of, parser
+from study.__main__ import comparison_of, parser, run_command
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
     Found,
@@ -264,7 +263,7 @@ def test_a_line_is_printed_before_trl_is_imported(
     flags = parser().parse_args(["compare", "--arms", "grpo", "gtpo"])
     monkeypatch.setitem(sys.modules, "study.train", None)  # which imports it
     with pytest.raises(ImportError):
-        run_compare(flags)
+        run_command(flags)
     assert capsys.readouterr().out.startswith("Checking 2 arms from wrong-mode: ")
 
 

@@ -13,7 +13,7 @@ from pytest import MonkeyPatch
 from transformers import GenerationConfig, LlamaConfig
 from trl import GRPOConfig
 
-from gtpo.training.refusals import check_inputs, check_overrides, deviations
+from gtpo.training.refusals import check_arguments, check_overrides, deviations
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 
@@ -125,7 +125,7 @@ def test_an_overridden_loss_that_is_called_is_accepted() -> None:
 )
 def test_the_best_metric_is_one_of_a_set(metric: str | None, sets: Any, said: str | None) -> None:
     with refused_if(said):
-        check_inputs({"args": config(metric_for_best_model=metric), "eval_dataset": sets})
+        check_arguments({"args": config(metric_for_best_model=metric), "eval_dataset": sets})
 
 
 @pytest.mark.parametrize("arguments", [{"inputs": {"prompt_ids": []}}, {"inputs": {}, "return_outputs": True}])
