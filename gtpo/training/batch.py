@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 
 from gtpo_loss import conflict_spans, tag_mask
 
-Batch = dict[str, Any]  # tensors of TRL's trainer by name: GRPOTrainer.objective lists them
+Batch = dict[str, Any]  # tensors of TRL's trainer by name
 Row = dict[str, Any]  # of a dataset, or of what is logged
 Metrics = dict[str, Tensor]  # 0-d, by name
 Numbers = dict[str, float]  # by name
@@ -22,6 +22,25 @@ Ids = list[list[int]]  # tokens without padding
 Pair = tuple[Tensor, Tensor]
 Spans = Pair  # M_fw and M_bw, (B, T) each
 Scores = Pair  # ln pi and H of tokens
+
+
+class LossInputs(TypedDict):
+    """``inputs`` of an objective: a dict of b rows, a random part of those of a step; masks are 1 on tokens."""
+
+    prompt_ids: Tensor  # padded left, (b, P)
+    prompt_mask: Tensor  # (b, P)
+    completion_ids: Tensor  # padded right, (b, T)
+    completion_mask: Tensor  # (b, T)
+    advantages: Tensor  # A_i, (b,)
+    has_reward: Tensor  # bool, (b,)
+    conflict_mask: Tensor  # M, bool, (b, T)
+    row: Tensor  # the place among the completions of the step, whose groups of G are adjacent, (b,)
+    num_items_in_batch: Tensor  # tokens of all completions of a generation, ()
+    # Where the settings need them: of several updates for a generation, or vLLM; of beta; of vLLM the other two
+    old_per_token_logps: NotRequired[Tensor]  # (b, T)
+    ref_per_token_logps: NotRequired[Tensor]  # (b, T)
+    sampling_per_token_logps: NotRequired[Tensor]  # (b, T)
+    importance_sampling_ratio: NotRequired[Tensor]  # (b, T)
 
 
 class Trainer(Protocol):
@@ -47,7 +66,7 @@ class Trainer(Protocol):
     _logs: dict[str, Any]
 
     def advantages(self, rewards: Tensor, group_size: int) -> Tensor: ...
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> Any: ...
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: LossInputs) -> Any: ...
     @property
     def generation(self) -> int: ...
     def losses(self) -> int: ...

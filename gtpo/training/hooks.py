@@ -6,7 +6,7 @@ Errors name file and line, and what is returned is checked.
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import RunError, UsageError, last_line
 from gtpo.grading.user_functions import import_named, place_of
-from gtpo.training.batch import Batch, Trainer
+from gtpo.training.batch import Batch, LossInputs, Trainer
 from gtpo.training.faults import save_finished_step
 from gtpo.training.record import Measured
 from gtpo.training.refusals import uses_unsloth
@@ -76,9 +76,10 @@ def _check(method: Method, what: str, value: Any, shape: tuple[int, ...]) -> Non
         raise _error(method, f"returned {what} {found}: expected a tensor of shape {shape}")
 
 
-def copy_of(inputs: Batch) -> Batch:
+def copy_of(inputs: Batch) -> LossInputs:
     """A micro-batch whose tensors a hook may change: TRL keeps its own for the next update (``num_iterations``)."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return cast("LossInputs", copied)
 
 
 def call_objective(trainer: Trainer, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:

@@ -32,7 +32,7 @@ from gtpo.processes import gather_full_parameter, is_main_process, refuse_data_p
 from gtpo.prompts import TAGS
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, until_end
 from gtpo.training.advantages import group_advantages
-from gtpo.training.batch import Batch, Ids, Numbers, Row, Scores, gather_rollouts, padded, replace_last
+from gtpo.training.batch import Batch, Ids, LossInputs, Numbers, Row, Scores, gather_rollouts, padded, replace_last
 from gtpo.training.checks import check_head, check_rollouts, next_check
 from gtpo.training.diagnosis import clip_ratios
 from gtpo.training.faults import check_rewards, non_finite_error
@@ -311,7 +311,7 @@ class GRPOTrainer(HeldOutEvaluation):
             return loss
         return loss / self.current_gradient_accumulation_steps
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Any) -> tuple[Tensor, Measured]:
         """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
 
         The rows are a random part of the step's completions: what needs whole groups is in ``advantages`` and
@@ -321,12 +321,7 @@ class GRPOTrainer(HeldOutEvaluation):
         Args:
             logps: ln pi of the completion tokens at the sampling temperature, 0 on padding. Shape (b, T).
             token_entropy: H over the full vocabulary in nats, 0 on padding; carries no gradient. Shape (b, T).
-            inputs: ``prompt_ids``, ``prompt_mask`` (b, P), padded left; ``completion_ids``, ``completion_mask`` (b, T),
-                padded right; ``advantages`` (b,): A_i; ``has_reward`` (b,), bool; ``conflict_mask`` (b, T), bool: M;
-                ``row`` (b,): the place among the completions of the step, whose groups of G are adjacent;
-                ``num_items_in_batch`` (): tokens of all completions of a generation. Where the settings need them,
-                (b, T): ``old_per_token_logps`` (several updates for a generation, or vLLM), ``ref_per_token_logps``
-                (beta), ``sampling_per_token_logps`` and ``importance_sampling_ratio`` (vLLM).
+            inputs: A dict: :class:`~gtpo.training.batch.LossInputs` has its keys and their shapes.
 
         Returns:
             The loss, shape (), and :class:`Measured`. RunError for anything else.
@@ -348,7 +343,7 @@ class GRPOTrainer(HeldOutEvaluation):
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics)
 
-    def needs_gradient(self, inputs: Batch) -> Tensor:
+    def needs_gradient(self, inputs: LossInputs) -> Tensor:
         """The tokens whose ln pi may have a gradient in :meth:`objective` of the same class; the head skips the others.
 
         A class that overrides :meth:`objective` alone has a gradient on all tokens. Bool, shape (b, T).
@@ -361,7 +356,7 @@ class GRPOTrainer(HeldOutEvaluation):
         micro_batches = self.args.steps_per_generation if self.model.training else 1
         return int(self.accelerator.num_processes * micro_batches)
 
-    def _of_trl(self, inputs: Batch) -> Row:
+    def _of_trl(self, inputs: LossInputs) -> Row:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
         mask = inputs["completion_mask"]
         normalizer: Any = None  # the losses of micro-batches and processes are averaged
@@ -534,7 +529,7 @@ class GTPOTrainer(GRPOTrainer):
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
 
-    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Batch) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Any) -> tuple[Tensor, Measured]:
         """Eq. 9 to 11."""
         mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo
         # GTPO change 1: lambda of Eq. 9 on the tokens that completions of both signs share
@@ -551,7 +546,7 @@ class GTPOTrainer(GRPOTrainer):
         loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **self._of_trl(inputs))
         return loss, Measured(entropy, weights, keep, metrics)
 
-    def needs_gradient(self, inputs: Batch) -> Tensor:
+    def needs_gradient(self, inputs: LossInputs) -> Tensor:
         """All but conflict tokens with A < 0, where lambda = 0, and without lambda those whose A and gamma are 0."""
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
         if self.gtpo.conflict_correction:

@@ -6,11 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers.canned import TRAINERS, CannedGRPO, CannedGTPO, weight_changes
+from helpers.canned import TRAINERS, CannedGRPO, CannedGTPO, batch_of, weight_changes
 from torch import Tensor
 
 from gtpo import Measured
 from gtpo.errors import RunError
+from gtpo.training.batch import LossInputs
 from gtpo.training.trainer import says_gradient
 from gtpo_loss import completion_entropy
 
@@ -196,3 +197,15 @@ def test_a_loss_of_the_weights_themselves_has_a_gradient(build_of: Any) -> None:
             return torch.stack([weight.square().sum() for weight in weights]).sum(), Measured(entropy)
 
     assert weight_changes(build_of(Decay)).any()
+
+
+def test_the_inputs_of_an_objective_are_as_named(build_of: Any) -> None:
+    """TRL's batch has others too; b = 12 rows."""
+    batch = batch_of(build_of(CannedGRPO))
+    assert LossInputs.__required_keys__ <= batch.keys()
+    rows, width = batch["completion_ids"].shape
+    assert (
+        rows == 12 and batch["prompt_ids"].shape == batch["prompt_mask"].shape and not batch["num_items_in_batch"].shape
+    )
+    assert {batch[name].shape for name in ("completion_mask", "conflict_mask")} == {(rows, width)}
+    assert {batch[name].shape for name in ("advantages", "has_reward", "row")} == {(rows,)}
