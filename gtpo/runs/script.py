@@ -16,7 +16,9 @@ from gtpo.processes import leave, training_has_begun
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:
-    """Run a script's main and exit. An error is printed as one line; ``--debug`` shows the traceback instead.
+    """Run a script's main and exit. An error is one line, below the traceback if it is of the user's code.
+
+    ``--debug`` shows the traceback of any error instead.
 
     Exit codes: 2 for invalid input, and for other errors before the training; 1 for a run that had to stop; 130, 143,
     129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141, without a word, if the output pipe is closed, as by
@@ -43,7 +45,7 @@ def run_script(main: Callable[[], object]) -> NoReturn:
         sentence = printable(" ".join(str(error).split()))
         is_run = isinstance(error, RunError)
         if is_run and error.__cause__:  # of the user's code
-            sentence += f" {_write_traceback()} has the traceback."
+            _print_traceback(error.__cause__)
         if is_run or isinstance(error, UsageError | ArgumentError):
             _exit(sentence, 2 - is_run)
         if fault := _fault_of_the_disk(error):
@@ -52,6 +54,13 @@ def run_script(main: Callable[[], object]) -> NoReturn:
             f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 2 - training_has_begun()
         )
     leave(0)
+
+
+def _print_traceback(error: BaseException) -> None:
+    """That of Python, above the line that ends the run."""
+    _close_bars()
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        print(printable(line), file=sys.stderr)
 
 
 def _write_traceback() -> str:
@@ -84,10 +93,15 @@ class _AboveTheBar(logging.Handler):
             print(text, file=sys.stderr)
 
 
-def _exit(message: str, code: int) -> NoReturn:
+def _close_bars() -> None:
+    """Otherwise one is drawn again over a message."""
     if "tqdm" in sys.modules:
         for bar in list(sys.modules["tqdm"].tqdm._instances):
-            bar.close()  # otherwise it is drawn again over the message
+            bar.close()
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    _close_bars()
     script = Path(sys.argv[0])
     name = script.parent.name if script.name == "__main__.py" else script.name
     print(f"{name}: {message}", file=sys.stderr)
