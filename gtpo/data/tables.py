@@ -2,6 +2,10 @@
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
 What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
+
+JSONL and CSV are read by the standard library. pandas fills a short CSV row with empty text, drops the last fields of
+rows that are all longer than the header, takes text after a closing quote and numbers no line; of JSONL it rounds
+2^53 + 1 beside a null. ``datasets`` makes a date in JSONL a datetime, and of "1" after a list a number.
 """
 
 import csv
@@ -182,7 +186,7 @@ def _object(pairs: list[Any]) -> Values:
 
 
 def _read_csv(path: Path) -> Numbered:
-    """Numbered by the line where they end. Not by pandas, which shifts the columns of a row longer than the header."""
+    """Numbered by the line where they end."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         header = reader.fieldnames or []

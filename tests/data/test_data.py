@@ -72,6 +72,21 @@ def test_arithmetic_depends_only_on_the_seed() -> None:
     assert first != list(arithmetic("train", 300, seed=4))
 
 
+@pytest.mark.parametrize(
+    ("split", "prompt"),
+    [
+        ("train", "Leo has 6 eggs. Leo gets 3 times as many. Leo finds 1 more. How many eggs does Leo have?"),
+        (
+            "test",
+            "Tom has 6 apples. Tom gets 2 times as many. Tom gives away 8. Tom gets 2 times as many. "
+            "How many apples does Tom have?",
+        ),
+    ],
+)
+def test_the_first_problem_of_each_split_is_the_stored_one(split: str, prompt: str) -> None:
+    assert next(arithmetic(split, 1, seed=0)).prompt == prompt
+
+
 def test_arithmetic_train_and_test_are_disjoint_for_any_seed() -> None:
     test = {row.prompt for seed in (0, 1) for row in arithmetic("test", 500, seed)}
     for seed in (0, 1, 42, 3407):

@@ -45,6 +45,12 @@ def test_named_columns_are_renamed_and_others_keep_their_names(load: Load) -> No
     assert rows.to_list() == [{"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"}]
 
 
+def test_columns_that_are_called_like_a_field_of_a_row_are_kept(load: Load) -> None:
+    rows = load("own.csv", "prompt,answer,gold,place,others\na,1,g,p,o\n")
+    expected = {"prompt": to_messages("a"), "answer": "1", "gold": "g", "place": "p", "others": "o"}
+    assert rows.to_list() == [expected]
+
+
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     assert len(planned("math", limit=7)) == 7
     assert len(planned("gsm8k", split="test")) == 1319
