@@ -564,4 +564,4 @@ def run_stage(name: str, bench: Bench, report: Path) -> dict[str, Any]:
 
 def stored(report: Path) -> dict[str, Any]:
     """The entries of a report by stage."""
-    return dict(json.loads(report.read_text())["stages"]) if report.is_file() else {}
+    return dict(json.loads(report.read_text(encoding="utf-8"))["stages"]) if report.is_file() else {}

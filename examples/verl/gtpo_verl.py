@@ -291,7 +291,7 @@ class GTPOTrainer(PPOTrainerSync):
         path = Path(folder, STATE)
         if not path.is_file():
             raise ValueError(f"{path} is missing: the checkpoint is not one of GTPO, whose <H>_ini it would store.")
-        stored = json.loads(path.read_text())["initial_entropy"]
+        stored = json.loads(path.read_text(encoding="utf-8"))["initial_entropy"]
         if self.initial_entropy not in (None, stored):
             raise ValueError(f"trainer.gtpo.initial_entropy = {self.initial_entropy}: {path} has {stored}.")
         self.initial_entropy = stored

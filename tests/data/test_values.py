@@ -121,7 +121,8 @@ def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
 
 
 SENTENCES = [
-    ("She has 4 books in total.", True),
+    ("She bought 4 books and lost one.", True),
+    ("She has 4 books in total.", False),  # 4 is right
     ("The train arrives in the evening", True),
     ("It takes 2 hours and 5 minutes", True),
     ("The answer is 4", False),  # 4 is right
@@ -143,7 +144,7 @@ def test_gold_answers_that_only_a_copy_equals_are_counted(
     assert [is_sentence(gold) for gold, _ in SENTENCES] == [expected for _, expected in SENTENCES]
     load_own(DataArguments(source), graded=graded)
     load_user_benchmark("own", source, DataArguments(), with_grader=not graded)
-    said = "3 of 10 gold answers are sentences, such as 'She has 4 books in total.' (line 2 of"
+    said = "3 of 11 gold answers are sentences, such as 'She bought 4 books and lost one.' (line 2 of"
     assert [said in message for message in caplog.messages] == [True] * 2 * graded
 
 

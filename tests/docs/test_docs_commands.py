@@ -95,6 +95,8 @@ def test_every_command_of_the_documentation(
         if flags.benchmarks and not any("/" in name for name in flags.benchmarks):  # data sets of the Hub
             assert select_benchmarks(flags)
         return
-    token = ["--hub_token", "of-a-user"] if "--push_to_hub" in words else []  # a dry run uploads nothing
-    ended = run_script(folder, script, *words, *token, "--dry_run", "--data_dir", str(data_dir))
+    more = ["--hub_token", "of-a-user"] if "--push_to_hub" in words else []  # a dry run uploads nothing
+    if "--output_dir" in words:
+        more.append("--overwrite")  # the run that other commands read is there, and a dry run removes nothing
+    ended = run_script(folder, script, *words, *more, "--dry_run", "--data_dir", str(data_dir))
     assert "training rows" in ended.stdout
