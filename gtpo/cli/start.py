@@ -57,7 +57,7 @@ def find_start(method: str, flags: Flags) -> Start:
     settings = {} if config is None else read_yaml(config)
     _check_texts(settings, config)
     _check_code(settings, config, flags)
-    given = {name_of(name): value for name, value in {**settings, **flags}.items() if value}
+    given = {name_of(name): value for name, value in {**settings, **flags}.items() if value is not None}
     objective = given.get("objective")
     if objective and method != "grpo":
         raise UsageError(f"train_{method}.py has its own objective: --objective {objective} is for train_grpo.py.")
