@@ -94,7 +94,7 @@ def test_it_trains_as_the_objective_of_one_file(off_policy: Any, build: Any, mon
     ours.tags = ours._tokenizer.convert_ids_to_tokens([PREFIX[1], SUFFIX[1]])
     file = build("tags", "file", max_steps=3, **off_policy)
     file.settings.corrected_tags = " ".join(ours.tags)
-    assert gap(trained_weights(file), trained_weights(ours)) <= ATOL
+    assert gap(trained_weights(file), trained_weights(ours)) <= 1e-5  # observed 1e-6
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,7 +141,7 @@ def test_the_initial_entropy_is_that_of_our_trainer(
     if streams:
         mine.train_dataset = ours.train_dataset = mine.train_dataset.to_iterable_dataset()
     monkeypatch.setattr(ours.initial_entropy, "_rows_at_once", lambda share: rows)  # as in the file
-    expected = pytest.approx(ours.initial_entropy._measure()["initial_entropy"], abs=1e-5)
+    expected = pytest.approx(ours.initial_entropy._sampled()["initial_entropy"], abs=1e-5)
     canned = mine._generate_single_turn
     mine._generate_single_turn = lambda *args, **kwargs: (torch.rand(1), canned(*args, **kwargs))[1]  # as a sampler
     before = torch.random.get_rng_state()
