@@ -57,6 +57,11 @@ class Shape:
         """Outputs of all projections of a layer."""
         return sum(outputs for _, outputs in self.linear().values())
 
+    @property
+    def cached(self) -> int:
+        """Numbers of the KV cache per token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
     def lora(self, rank: int, modules: Collection[str]) -> int:
         """Parameters of an adapter on these projections, or on ``all-linear``."""
         size = 0
@@ -153,7 +158,7 @@ def estimate(shape: Shape, values: Values) -> Parts:
     layers_kept = shape.layers * (hidden if values["gradient_checkpointing"] else one_layer)
     if _plans_unsloth(values) and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
-    kv_cache = _generated(values) * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    kv_cache = _generated(values) * length * shape.cached * width
     base_width = 4 if full else width  # as load_policy
     weight = NF4_BYTES if values["load_in_4bit"] else base_width
     tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
@@ -187,13 +192,17 @@ def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
     if _plans_unsloth(values):
         slots += lora
     else:
-        weight = NF4_BYTES if values["load_in_4bit"] else 2
-        parts["vLLM's weights"] = shape.projections * weight + shape.embeddings * 2  # its own copy
+        parts["vLLM's weights"] = shape.projections * _sampled(values) + shape.embeddings * 2  # its own copy
     parts["vLLM's LoRA"] = slots * 2
     # gate and up, their product, and the layer's input and output
     activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
     parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
     return parts
+
+
+def _sampled(values: Values) -> float:
+    """Bytes of a parameter of the projections in vLLM."""
+    return NF4_BYTES if values["load_in_4bit"] else 2
 
 
 def _lengths(values: Values) -> tuple[int, int]:
@@ -297,10 +306,12 @@ def describe_plan(settings: Settings, rows: int) -> str:
     trainer = settings.trainer
     shape = shape_of(settings.source)
     prompts = max(1, settings.completions_per_step // settings.group_size)
-    steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
+    steps = steps_of(settings, rows)
     known_rows = f"{rows:,}" if rows else "not yet known"
     known_steps = counted(steps, "step") if steps else "steps"
     size = f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process"
+    if settings.method != "sft" and (updates := _updates(settings)) != 1:
+        size += f", {updates:g} on each generation of {_sequences(settings)}"
     lines = [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known_rows} training rows, {known_steps} of {size}",
@@ -331,52 +342,118 @@ def _memory_lines(shape: Shape, values: Values) -> list[str]:
     ]
 
 
+def steps_of(settings: Settings, rows: int) -> int:
+    """Optimizer steps of a run; TRL drops the rows of an epoch that are too few for a generation."""
+    trainer = settings.trainer
+    if trainer.max_steps > 0:
+        return int(trainer.max_steps)
+    if settings.method == "sft":
+        return int(trainer.num_train_epochs * rows / settings.completions_per_step)
+    generations = rows // (trainer.generation_batch_size // settings.group_size)
+    return int(trainer.num_train_epochs * generations * _updates(settings))
+
+
+def _updates(settings: Settings) -> float:
+    """Optimizer steps on the completions of a generation."""
+    trainer = settings.trainer
+    return float(trainer.steps_per_generation * trainer.num_iterations / trainer.gradient_accumulation_steps)
+
+
+def _sequences(settings: Settings) -> int:
+    """Completions that a process generates together."""
+    return int(settings.trainer.per_device_train_batch_size * settings.trainer.steps_per_generation)
+
+
 def hours(settings: Settings, steps: int) -> str:
     """The time of a run by the rates of configs/experiments.yaml, or why it is not known."""
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
     model = settings.source.alias
     group = settings.group_size
-    usual = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
-    if model not in rates["seconds_per_token"] or not usual or settings.completions_per_step != group:
-        return "not known; the authors' logs have llama and qwen on gsm8k and math with G of 8 or 12, one prompt a step"
-    together = _generated(settings.to_dict()) / group  # prompts that are generated at once
+    usual = _usual_length(settings, rates)
+    if model not in rates["seconds_per_token"] or not usual:
+        return (
+            "not known; the authors' logs have llama and qwen on gsm8k and math with whole groups of 8 or 12, and "
+            f"more than {rates['most_sequences']} sequences are not modelled"
+        )
+    values = settings.to_dict()
     longest = settings.trainer.max_completion_length
-    slow, collapsed = (hours_of_steps(rates, model, group, tokens / together, steps) for tokens in (usual, longest))
-    return (
+    slow, collapsed = (_hours_at(rates, settings, values, tokens, steps) for tokens in (usual, longest))
+    found = (
         f"{slow / rates['speedup'][model]:.1f} to {slow:.1f} on an {rates['gpu']}, an estimate; up to {collapsed:.0f} "
         f"if the policy collapses and writes {longest:,} tokens each"
     )
+    if (sequences := _sequences(settings)) != group:
+        slower = token_time(KNOWN[model], values, sequences, _context(rates, usual))
+        found += (
+            f"; assumed: a token of {sequences} sequences takes {slower:.2f} times that of {group}, as many times as "
+            f"it reads bytes of weights and KV cache, and the longest of {sequences} has {usual} tokens too"
+        )
+    return found
+
+
+def token_time(shape: Shape, values: Values, sequences: int, context: float) -> float:
+    """Time of a token of so many sequences together, over that of the G sequences of one prompt.
+
+    An assumption, as only 12 were measured: a sampler of few sequences waits for memory, so this is the ratio of the
+    bytes it reads: weights as they are stored, head, adapter, and the 16-bit KV cache of ``context`` tokens a sequence.
+    """
+    weights = shape.projections * _sampled(values) + 2 * shape.vocab_size * shape.hidden_size
+    weights += 2 * shape.lora(values["lora_rank"], values["lora_target_modules"])
+    cache = 2 * shape.cached * context  # of a sequence
+    return (weights + sequences * cache) / (weights + values["num_generations"] * cache)
 
 
 def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None = None) -> str | None:
     """What ``--load_in_4bit false`` would save on a GPU of ``size`` GiB; None without room or without a measured rate.
 
-    The sampler dequantizes 4-bit weights for every token (docs/gpu.md). ``steps``: None for those of an epoch.
+    The sampler dequantizes 4-bit weights for every token (docs/gpu.md). ``steps``: None for those of all rows.
     """
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
     values = settings.to_dict()
     model = settings.source.alias
-    group = settings.group_size
-    dataset = settings.data.dataset
+    tokens = _usual_length(settings, rates)
     measured = rates["measured"]
-    tokens = rates["longest_completion"].get(dataset, {}).get(group)
     is_measured = model in measured["4 bits"]["seconds_per_token"] and tokens
-    if not (size and is_measured and values["load_in_4bit"] and settings.completions_per_step == group):
+    if not (size and is_measured and values["load_in_4bit"]):
         return None
-    if verdict(KNOWN[model], values | {"load_in_4bit": False}, size * (1 - SPARE), size):
+    in_16_bits = values | {"load_in_4bit": False}
+    if verdict(KNOWN[model], in_16_bits, size * (1 - SPARE), size):
         return None
     if steps is None:
-        steps = values["max_steps"] if values["max_steps"] > 0 else rates["steps"][dataset]
-    before, after = (hours_of_steps(measured[bits], model, group, tokens, steps) for bits in ("4 bits", "16 bits"))
+        steps = steps_of(settings, rates["steps"][settings.data.dataset])
+    before = _hours_at(rates | measured["4 bits"], settings, values, tokens, steps)
+    after = _hours_at(rates | measured["16 bits"], settings, in_16_bits, tokens, steps)
     return (
         f"--load_in_4bit false fits this GPU and would save {before - after:.1f} of {before:.1f} hours, by the steps "
         f"measured on an {measured['gpu']}"
     )
 
 
-def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
-    """Hours of steps of one prompt, each with so many tokens in sequence and ``group`` completions."""
-    seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
+def _usual_length(settings: Settings, rates: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest completion of a group; None where it, or such a generation, has no estimate."""
+    group = settings.group_size
+    usual: int | None = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
+    if not usual or _sequences(settings) % group or _sequences(settings) > rates["most_sequences"]:
+        return None
+    return usual
+
+
+def _context(rates: Mapping[str, Any], tokens: float) -> float:
+    """Mean tokens of a sequence while so many are generated."""
+    return float(rates["prompt_tokens"] + tokens / 2)
+
+
+def _hours_at(rates: Mapping[str, Any], settings: Settings, values: Values, tokens: float, steps: float) -> float:
+    """:func:`hours_of_steps` of a run whose longest completions have so many tokens."""
+    model = settings.source.alias
+    slower = token_time(KNOWN[model], values, _sequences(settings), _context(rates, tokens))
+    waited = tokens * slower / _updates(settings)
+    return hours_of_steps(rates, model, settings.completions_per_step, waited, steps)
+
+
+def hours_of_steps(rates: Mapping[str, Any], model: str, completions: int, tokens: float, steps: float) -> float:
+    """Hours of steps, each with so many tokens in sequence, and loss and backward of so many completions."""
+    seconds = tokens * rates["seconds_per_token"][model] + completions * rates["seconds_per_micro_batch"][model]
     return steps * seconds / 3600
 
 

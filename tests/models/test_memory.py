@@ -20,6 +20,7 @@ from transformers import (
     MixtralConfig,
     TrainerState,
 )
+from trl.trainer.utils import RepeatSampler
 
 from gtpo.arguments import Settings
 from gtpo.files import CONFIGS
@@ -37,6 +38,7 @@ from gtpo.models.memory import (
     saved_in_16_bits,
     scale_of,
     shape_of,
+    steps_of,
     verdict,
 )
 from gtpo.models.source import ModelSource, model_source
@@ -123,6 +125,22 @@ def test_hours_of_a_run_and_of_a_collapse(flags: str, expected: str) -> None:
     settings = settings_of(flags)
     found = hours(settings, settings.trainer.max_steps)
     assert re.search(expected, found) and f"# hours: {found}\n" in describe_plan(settings, 0)
+
+
+@pytest.mark.parametrize(("flags", "steps"), TABLES["steps"])
+def test_steps_are_those_of_trl(flags: str, steps: int) -> None:
+    """Of the batches that its sampler draws from 10 rows."""
+    settings = settings_of(flags)
+    args = settings.trainer
+    drawn = RepeatSampler(
+        range(10),
+        mini_repeat_count=args.num_generations,
+        batch_size=args.generation_batch_size // args.num_generations,
+        repeat_count=args.num_iterations * args.steps_per_generation,
+    )
+    batches = len(drawn) / (args.per_device_train_batch_size * args.steps_per_generation)
+    assert steps_of(settings, 10) == args.num_train_epochs * batches / args.gradient_accumulation_steps == steps
+    assert f"10 training rows, {steps} steps of " in describe_plan(settings, 10)
 
 
 @pytest.mark.parametrize(("flags", "size", "expected"), TABLES["saved_in_16_bits"])
