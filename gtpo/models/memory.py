@@ -413,8 +413,7 @@ def saved_in_16_bits(settings: Settings, size: float | None, steps: float | None
     model = settings.source.alias
     tokens = _usual_length(settings, rates)
     measured = rates["measured"]
-    is_measured = model in measured["4 bits"]["seconds_per_token"] and tokens
-    if not (size and is_measured and values["load_in_4bit"]):
+    if not (size and tokens and model in measured["4 bits"]["seconds_per_token"] and values["load_in_4bit"]):
         return None
     in_16_bits = values | {"load_in_4bit": False}
     if verdict(KNOWN[model], in_16_bits, size * (1 - SPARE), size):

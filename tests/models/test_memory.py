@@ -258,3 +258,18 @@ def test_the_documentation_has_the_estimates(model: str) -> None:
     assert parts == {}
     assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)
     assert f"{sum(sizes):.1f} GiB: vLLM {sum(sizes) - training:.1f}, training {training:.1f}, estimated" in text
+
+
+@pytest.mark.parametrize(("row", "prompts"), [("llama, gsm8k", 1), ("four prompts", 4), ("eight prompts", 8)])
+def test_the_documentation_has_the_hours(row: str, prompts: int) -> None:
+    """Of an epoch: on an A100 with G = 8 and 12, and collapsed; on an H100, and in 16 bits."""
+    numbers = []
+    for group in (8, 12):
+        settings = settings_of(f"--G {group} --prompts_per_step {prompts}")
+        steps = steps_of(settings, 7473)
+        numbers += re.findall(r"\b\d+(?:\.\d)?\b", hours(settings, steps).replace("A100", ""))[:3]
+    text = (CONFIGS.parent / "docs" / "gpu.md").read_text()
+    (cells,) = re.findall(rf"^\| {row} \| (.+) \|$", text, re.MULTILINE)
+    saved, in_4_bits = re.findall(r"\b\d+\.\d\b", str(saved_in_16_bits(settings, 79.1)))
+    expected = [*map(float, [*numbers[:2], *numbers[3:], in_4_bits]), float(in_4_bits) - float(saved)]
+    assert [float(cell) for cell in re.findall(r"\d+", cells)] == pytest.approx(expected, abs=0.51)
