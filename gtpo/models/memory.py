@@ -385,8 +385,9 @@ def hours(settings: Settings, steps: int) -> str:
     if (sequences := _sequences(settings)) != group:
         slower = token_time(KNOWN[model], values, sequences, _context(rates, usual))
         found += (
-            f"; assumed: a token of {sequences} sequences takes {slower:.2f} times that of {group}, as many times as "
-            f"it reads bytes of weights and KV cache, and the longest of {sequences} has {usual} tokens too"
+            f"; assumed, as 12 sequences were measured: a token of {sequences} takes {slower:.2f} times that of "
+            f"{group}, by the bytes of weights and KV cache that it reads, and "
+            f"the longest of {sequences} has {usual} tokens too"
         )
     return found
 
