@@ -24,7 +24,8 @@ def main() -> None:
     from rewards import rewards_in
 
     settings = parse(line, (*SETTINGS, GRPOConfig))
-    train_policy(GTPOTrainer, settings, backend, rewards_in, {"gtpo": settings.gtpo})
+    own = {"gtpo": settings.gtpo, "tags": settings.prompt.format_tags}
+    train_policy(GTPOTrainer, settings, backend, rewards_in, own)
 
 
 if __name__ == "__main__":

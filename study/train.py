@@ -125,7 +125,9 @@ def main() -> None:
     from gtpo.training.loop import train_policy
     from rewards import rewards_in
 
-    own = {"gtpo": settings.gtpo} if line.method == "gtpo" else {"settings": settings.settings}
+    own: Row = {"settings": settings.settings}
+    if line.method == "gtpo":
+        own = {"gtpo": settings.gtpo, "tags": settings.prompt.format_tags}
     train_policy(with_measures(kind), settings, backend, rewards_in, own)
 
 

@@ -91,7 +91,6 @@ def train_policy(
     policy, tokenizer = load_policy(settings, backend, data.checkpoint)
     if data.rewards is not None:
         options["reward_funcs"] = with_prefill(data.rewards, assistant_prefill(tokenizer, settings.prompt))
-        options["tags"] = settings.prompt.format_tags
     rows, held_out = data.fitting(tokenizer, settings)
     start_run(settings)
     prompts = {"train_dataset": rows, "eval_dataset": held_out}

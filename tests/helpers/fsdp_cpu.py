@@ -11,6 +11,8 @@ from typing import Any
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
+from gtpo import processes
+
 plain = AcceleratorState.__init__
 
 
@@ -26,5 +28,6 @@ def with_fsdp(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> 
 
 if __name__ == "__main__":
     AcceleratorState.__init__ = with_fsdp  # type: ignore[method-assign]
+    processes.check_launched = lambda args: None  # type: ignore[assignment]  # it refuses FSDP without a GPU
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -37,6 +37,9 @@ stored = {"git_revision": "0123abc", "gpus": [], "cpu_count": 2, "packages": {"t
 (run / "initial_entropy.json").write_text('{"initial_entropy": 0.4236}')
 (run / "metrics.jsonl").write_text('{"step": 1}\\n{"step": 2}\\n')
 """
+CHAT = """
+print("\\n--- base model (tiny)\\n<answer> 3 </answer>\\n\\n--- demo-gtpo\\n<answer> 4 </answer>")
+"""
 OUTPUTS = {"train_gtpo.py": TRAIN, "evaluate.py": EVALUATE, "figures.py": ""}
 
 
@@ -45,7 +48,11 @@ def repository(tmp_path: Path) -> Path:
     """A copy of the demo beside scripts that record their command line."""
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "demo.py").write_text(DEMO.read_text())
-    (tmp_path / "gtpo").symlink_to(ROOT / "gtpo")
+    (tmp_path / "gtpo" / "evaluation").mkdir(parents=True)
+    for path in (ROOT / "gtpo").iterdir():
+        if path.name != "evaluation":
+            (tmp_path / "gtpo" / path.name).symlink_to(path)
+    (tmp_path / "gtpo" / "evaluation" / "chat.py").write_text(RECORD.replace("{name}", "chat.py") + CHAT)
     for name, output in OUTPUTS.items():
         (tmp_path / name).write_text(RECORD.replace("{name}", name) + output)
     return tmp_path
@@ -61,8 +68,9 @@ def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.Co
 def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)
     assert done.returncode == 0, done.stderr
-    train, greedy, evaluate, figures = (" ".join(call) for call in read_lines(repository / "calls.jsonl"))
-    training = "--model tiny --dataset arithmetic --G 12 --seed 5 --max_steps 12"
+    train, greedy, evaluate, figures, chat = (" ".join(call) for call in read_lines(repository / "calls.jsonl"))
+    training = "--model tiny --dataset arithmetic --G 12 --seed 5 --max_steps 40"
+    assert chat.startswith("chat.py outputs/demo-s5/gtpo Tom has 6 eggs.")
     assert train == f"train_gtpo.py {training} --output_dir outputs/demo-s5/gtpo"
     assert evaluate.startswith("evaluate.py ") and "--limit 40" in evaluate
     assert figures.startswith("figures.py --runs outputs/demo-s5/gtpo")

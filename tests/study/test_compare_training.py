@@ -106,7 +106,7 @@ def test_a_run_is_that_of_its_script(checkout: Path) -> None:
     words = "--model tiny --dataset arithmetic --G 4 --prompts_per_step 1 --max_steps 2 --max_prompt_length 32"
     words += " --eval_rows 2 --eval_strategy steps --eval_steps 2 --report_to none --output_dir"
     places = []
-    for name, module in (("script", []), ("study", ["-m", "study.train"])):
+    for name, module in (("of_script", []), ("of_study", ["-m", "study.train"])):
         places.append(checkout / "outputs" / name)
         assert python(checkout, [*module, "train_gtpo.py", *words.split(), str(places[-1])]).wait() == 0
     assert same_weights(*(adapter_of(place / "adapter") for place in places))
