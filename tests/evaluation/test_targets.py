@@ -71,7 +71,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path, tiny: 
     [named] = find_targets(paths[:1], None)
     assert (labels([named]), named.adapter, named.checkpoint) == (["older"], Path(paths[0]), None)
     assert labels(find_targets([], "tiny")) == labels(find_targets(["base"], "tiny")) == ["base-tiny"]
-    with refused("is not a model or a run"):  # --model "$UNSET"
+    with refused("--model .. is unknown"):  # --model "$UNSET"
         find_targets([], "")
 
 
