@@ -240,6 +240,15 @@ def test_an_arm_without_a_rate_says_what_runs_again(
     assert (len(works.runs), len(works.again)) == (count, machine == "mac")
 
 
+@pytest.mark.parametrize("place", ["theirs", "run/adapter"])
+def test_an_adapter_is_no_base(place: str, here: Path) -> None:
+    """Named itself, or by its run: the scores before training would be those of its base."""
+    (here / place).mkdir(parents=True)
+    (here / place / "adapter_config.json").write_text("{}")
+    with refused(r"is an adapter: merge it"):
+        compared(base=[f"./{place.partition('/')[0]}"], benchmark="my_test.csv")
+
+
 @pytest.mark.parametrize(("changes", "message"), TABLES["mistakes"])
 def test_a_mistake_is_found_before_the_first_run(changes: dict[str, Any], message: str, here: Path) -> None:
     """By --list and --plan too."""
