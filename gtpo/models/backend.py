@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from gtpo.errors import UsageError
+from gtpo.processes import world_size
 
 logger = logging.getLogger(__name__)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
@@ -151,7 +152,7 @@ def check_backend(backend: str) -> None:
     if backend == "unsloth":
         if not gpu_is_available():
             raise UsageError(check_driver() or "--backend unsloth needs a GPU: use --backend transformers.")
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if world_size() > 1:
             raise UsageError(
                 "--backend unsloth trains on one GPU, and this is one of several: add --backend transformers."
             )
