@@ -182,6 +182,10 @@ class Comparison(SimpleNamespace):
             return self.results
         return self.results / base.name
 
+    def rates_for(self, arm: Arm) -> Words:
+        """The rates that an arm is trained at, with every seed where there are choices."""
+        return list(self.rates_of.get(arm.name, self.rates))
+
     def run(self, base: Base, arm: Arm, rate: str, seed: int) -> Experiment:
         """A training run: train_grpo.py or train_gtpo.py with the metric of :mod:`study.train`."""
         name = arm.run_name(rate)

@@ -29,7 +29,7 @@ def by_generation(results: Results, arms: Sequence[Arm], rates: Words) -> Result
 def chosen_by_halves(comparison: Comparison, choice: Choice, results: Results, base: Base, arm: Arm) -> dict[int, str]:
     """Seed -> the rate of an arm that the other half of the seeds chooses, once that half has all of its runs."""
     chooser = next(each for each in comparison.arms if each.name == comparison.rates_as.get(arm.name, arm.name))
-    rates = comparison.rates_of.get(chooser.name, comparison.rates)
+    rates = comparison.rates_for(chooser)
     middle = len(comparison.seeds) // 2
     halves = comparison.seeds[:middle], comparison.seeds[middle:]
     found: dict[int, str] = {}

@@ -28,10 +28,11 @@ from study.bench import Arm, Base, Comparison, Runs
 from study.choices import by_generation, chosen_by_halves, with_copies
 from study.comparison import Pair, add_holm, difference_row, made_differently
 from study.measures import LOST, has_fallen
+from study.rate_curve import draw_rate_curves
 from study.rendering import render
 from study.storage import origin_of, origins_in, read_json, read_origins
 
-PAGE, PLAN, FIGURE, COMMANDS = "comparison.md", "plan.md", "comparison.png", "commands.json"
+PAGE, PLAN, FIGURE, RATES, COMMANDS = "comparison.md", "plan.md", "comparison.png", "rates.png", "commands.json"
 LEAST = 5  # seeds that give a verdict
 SETTINGS_SHOWN = {  # of every arm, in config.yaml -> on the page
     "learning_rate": "learning rate",
@@ -213,7 +214,7 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
                     for rate in sorted({of[arm.name][seed] for of in found.chosen.values() if seed in of[arm.name]})
                 ]
             elif comparison.choices:
-                every += comparison.runs(base, [arm], comparison.rates_of.get(arm.name, comparison.rates), seeds)
+                every += comparison.runs(base, [arm], comparison.rates_for(arm), seeds)
             elif arm.name in found.rates:
                 every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
             elif comparison.chooser(found.base) is found.base:
@@ -420,7 +421,7 @@ def plan_state(comparison: Comparison, revisions: Words) -> str:
 
 
 def write_page(comparison: Comparison, directory: Path, command: str) -> list[Path]:
-    """The page of a comparison, made by ``command``, and its figure; the files."""
+    """The page of a comparison, made by ``command``, and its figures; the files."""
     every = every_found(comparison)
     origins = [origin for found in every for origin in found.origins.values()]
     revisions = sorted({str(revision) for revision, *_ in origins})
@@ -436,8 +437,12 @@ def write_page(comparison: Comparison, directory: Path, command: str) -> list[Pa
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_figure(comparison, every, directory / FIGURE)
+    figures = [directory / FIGURE]
+    if comparison.choices:
+        draw_rate_curves(comparison, [(found.base, found.results) for found in every], directory / RATES)
+        figures.append(directory / RATES)
     write_atomically(directory / PAGE, render("comparison.template.md", values))
-    return [directory / PAGE, directory / FIGURE]
+    return [directory / PAGE, *figures]
 
 
 def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> None:
