@@ -25,7 +25,7 @@ def share_keys(model: Any) -> None:
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Transformers' ``sdpa_attention_forward``, bit-identical, without repeated keys and values.
+    """Transformers' ``sdpa_attention_forward`` of repeated keys and values, bit-identical, without repeating them.
 
     Query (B, heads, T, D), keys and values (B, key heads, S, D), mask (B, 1, T, S) -> (B, T, heads, D).
     """

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 
 from gtpo.errors import UsageError
 from gtpo.forward import decoding
-from gtpo.forward.hidden_states import positions_depend_on_length
+from gtpo.forward.hidden_states import Forward, cache_name, positions_depend_on_length
 
 LARGE = 2**18  # entries of a weight
 
@@ -34,7 +34,6 @@ _SETTINGS = {
     "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "pad_token_id",
     "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
 }  # fmt: skip
-_CALL = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}  # of the model, each time
 
 
 @torch.no_grad()
@@ -83,7 +82,8 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
         and model.device.type != "mps"  # it has no float64, which _sample draws with
         and config.max_new_tokens is not None
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
-        and accepted.keys() >= {"attention_mask", "position_ids", "past_key_values", "logits_to_keep"}
+        and accepted.keys() >= {"attention_mask", "position_ids", "logits_to_keep"}
+        and bool(cache_name(accepted))
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
         and not positions_depend_on_length(model)
     )
@@ -117,8 +117,10 @@ def _decode(  # noqa: PLR0915
 
     cache = DynamicCache(config=model.config)
     cache.layers = [_RoomyLayer(length) for _ in cache.layers]
-    logits = _prefill(model, cache, input_ids, attention_mask)
-    next_logits = decoding.next_logits(model, cache, length) if is_simple else partial(_next_logits, model, cache)
+    name = cache_name(inspect.signature(model.forward).parameters)
+    forward = partial(model, **{name: cache}, use_cache=True, logits_to_keep=1, return_dict=True)
+    logits = _prefill(forward, cache, input_ids, attention_mask)
+    next_logits = decoding.next_logits(model, cache, length) if is_simple else partial(_next_logits, forward)
     open_rows = torch.arange(rows, device=input_ids.device)
     for end in range(width, length):
         scores = processors(output[open_rows, :end], logits.float())
@@ -150,32 +152,28 @@ def _decode(  # noqa: PLR0915
     return output[:, : end + 1]
 
 
-def _prefill(model: Any, cache: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _prefill(forward: Forward, cache: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits after each prompt, (B, V); each distinct prompt runs once, and the cache then has a row for each of B."""
     width = input_ids.shape[1]
     both = torch.cat([input_ids, attention_mask], dim=1)
     distinct, prompt_of_row = both.unique(dim=0, return_inverse=True)
     mask = distinct[:, width:]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = model(
+    output = forward(
         input_ids=distinct[:, :width],
         attention_mask=None if mask.all() else mask,
         position_ids=positions,
-        past_key_values=cache,
-        **_CALL,
     )
     cache.batch_select_indices(prompt_of_row)
     return output.logits[prompt_of_row, -1]
 
 
-def _next_logits(model: Any, cache: Any, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+def _next_logits(forward: Forward, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
     """As :func:`gtpo.forward.decoding.next_logits`, for any model: tokens and positions (B,) -> logits (B, V)."""
-    output = model(
+    output = forward(
         input_ids=tokens[:, None],
         attention_mask=mask,
         position_ids=positions[:, None],
-        past_key_values=cache,
-        **_CALL,
     )
     return output.logits[:, -1]
 

@@ -7,6 +7,7 @@
 * By row: every row as a whole. Every model has it, and the other two are compared with it.
 """
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -207,13 +208,14 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
     prompt_lengths = prompt_mask.sum(-1)
     positions = (prompt_mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache()  # of whole sequences: the mask alone applies a sliding window
+    name = cache_name(inspect.signature(decoder.forward).parameters)
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(
             input_ids=prompts,
             attention_mask=prompt_mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{name: cache},
         )
     last_of_prompt = hidden_states[0][:, -1:]
     parts = []
@@ -231,8 +233,8 @@ def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> T
                 input_ids=inputs["completion_ids"][rows, :width],
                 attention_mask=seen,
                 position_ids=prompt_lengths[prompt, None] + steps,
-                past_key_values=_repeated(cache, prompt),
                 use_cache=True,
+                **{name: _repeated(cache, prompt)},
             )
         row, position = mask.nonzero(as_tuple=True)
         states = torch.cat([last_of_prompt[prompt], hidden_states[0]], dim=1)
@@ -289,7 +291,7 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool
     States (of convolutions, of linear attention) cannot be repeated. Positions must not depend on the other rows.
     ``parameters``: the names that its forward takes.
     """
-    if not {"position_ids", "past_key_values"} <= set(parameters):
+    if "position_ids" not in parameters or not cache_name(parameters):
         return False
     if causal_lm.is_gradient_checkpointing or getattr(causal_lm, "_is_stateful", False):
         return False
@@ -302,6 +304,11 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool
         if isinstance(module, torch.nn.Dropout) and module.p > 0:  # that of LoRA is not in the config
             return False
     return not positions_depend_on_length(causal_lm)
+
+
+def cache_name(parameters: Collection[str]) -> str:
+    """The one of a forward's parameters that is its KV cache, renamed in Transformers 5.24; "" where none is."""
+    return next((name for name in ("cache", "past_key_values") if name in parameters), "")
 
 
 def positions_depend_on_length(model: torch.nn.Module) -> bool:

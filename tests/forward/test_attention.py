@@ -1,4 +1,4 @@
-"""Attention with padding and shared keys on a CPU: values and gradients bit-identical to Transformers'."""
+"""Attention with padding and shared keys on a CPU: bit-identical to Transformers' with repeated keys and values."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from pytest import mark
 from torch import Tensor
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from gtpo.forward import attention as attention_module
 from gtpo.forward.attention import SHARED_KEYS, attention, share_keys
@@ -40,7 +40,10 @@ def test_values_and_gradients_are_those_of_transformers(
     tokens: int, past: int, scaling: float | None, dtype: torch.dtype
 ) -> None:
     states, mask = drawn(tokens, past, dtype)
-    expected, _ = sdpa_attention_forward(Module(), *states, mask, scaling=scaling)
+    query, key, value = states
+    repeated = repeat_kv(key, 3), repeat_kv(value, 3)  # newer Transformers repeats none for one token
+    expected, _ = sdpa_attention_forward(torch.nn.Module(), query, *repeated, mask, scaling=scaling)
+    torch.testing.assert_close(sdpa_attention_forward(Module(), *states, mask, scaling=scaling)[0], expected)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
     expected_gradients = torch.autograd.grad((expected * weights).sum(), states)
     with mock.patch.object(sdpa_attention, "repeat_kv", side_effect=AssertionError("repeated")):

@@ -1,5 +1,6 @@
 """The logits of a decoding step are those of the model; models that compute something else are not covered."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
 from gtpo.forward import generation
 from gtpo.forward.decoding import next_logits, supports
 from gtpo.forward.generation import fast_layers
+from gtpo.forward.hidden_states import cache_name
 
 VOCABULARY = 24
 SHAPE = {
@@ -76,7 +78,8 @@ def test_logits_of_three_tokens_are_those_of_the_model(name: str, large: int, mo
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     expected = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     cache = DynamicCache(config=model.config)
-    model(input_ids=ids[:, :5], attention_mask=mask[:, :5], position_ids=positions[:, :5], past_key_values=cache)
+    name = cache_name(inspect.signature(model.forward).parameters)
+    model(input_ids=ids[:, :5], attention_mask=mask[:, :5], position_ids=positions[:, :5], **{name: cache})
     with fast_layers(model, rows=2):
         step = next_logits(model, cache, length=8)
         for place in (5, 6, 7):

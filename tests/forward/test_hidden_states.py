@@ -1,5 +1,6 @@
 """Hidden states with each prompt encoded once: against one completion at a time, without padding, in float64."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from gtpo.forward.hidden_states import (
     Packing,
     _rows_of_similar_length,
     are_equal,
+    cache_name,
     can_encode_prompts_once,
     hidden_states_by_prompt,
     hidden_states_packed,
@@ -197,7 +199,7 @@ def test_rows_of_similar_length_run_together(lengths: list[int], others: int, ex
 )
 def test_models_that_take_no_cache_while_training(change: str, expected: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    parameters = {"input_ids", "position_ids", "past_key_values"}
+    parameters = {*inspect.signature(model.forward).parameters}
     if change == "gradient checkpointing":
         model.gradient_checkpointing_enable()
     elif change == "dropout":
@@ -207,8 +209,27 @@ def test_models_that_take_no_cache_while_training(change: str, expected: bool) -
     elif change == "no position_ids":
         parameters.remove("position_ids")
     elif change == "no cache":
-        parameters.remove("past_key_values")
+        parameters.remove(cache_name(parameters))
     assert can_encode_prompts_once(model, parameters) is expected
+
+
+@mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_goes_by_the_name_that_the_model_has_for_it(name: str) -> None:
+    """Transformers 5.24 renamed it; code of a model's own repository keeps the old name."""
+    model = model_of("llama")
+    decoder = model.get_base_model().model
+    own = cache_name(inspect.signature(decoder.forward).parameters)
+    inner = decoder.forward
+
+    def forward(**kwargs: Any) -> Any:
+        assert "use_cache" in kwargs and (name in kwargs) is kwargs["use_cache"]
+        return model(**{own if key == name else key: value for key, value in kwargs.items()})
+
+    parameters = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in ("position_ids", name)]
+    decoder.forward = lambda *args, **kwargs: inner(*args, **kwargs)
+    decoder.forward.__signature__ = inspect.Signature(parameters)
+    assert can_encode_prompts_once(model.get_base_model(), inspect.signature(decoder.forward).parameters)
+    assert are_equal(forward, decoder, batch_of(*BATCHES["different prompts"]))
 
 
 @mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -220,8 +241,9 @@ def test_the_first_batch_accepts_an_exact_cache(family: str, case: str, dtype: t
 
 
 def forgets(name: str, forward: Any, **kwargs: Any) -> Any:
-    if name == "cache" and "past_key_values" in kwargs and kwargs["past_key_values"].get_seq_length():
-        kwargs["attention_mask"][:, : kwargs["past_key_values"].get_seq_length()] = 0
+    cache = kwargs.get(cache_name(kwargs))
+    if name == "cache" and cache and cache.get_seq_length():
+        kwargs["attention_mask"][:, : cache.get_seq_length()] = 0
     elif name == "mask" and "position_ids" in kwargs:  # padding of shorter prompts is attended to
         kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
     elif name == "positions" and "position_ids" in kwargs:  # the completion starts at 0 again
@@ -247,7 +269,7 @@ def lfm2() -> Any:
 def test_a_cache_with_states_is_not_repeated(caplog: LogCaptureFixture) -> None:
     model = lfm2()
     batch = batch_of(*BATCHES["one prompt"])
-    assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
+    assert not can_encode_prompts_once(model, inspect.signature(model.forward).parameters)
     assert not are_equal(model, model.base_model, batch)
     assert "Each prompt is encoded once per completion: the model does not take the cache (" in caplog.text
     assert hidden_states_per_completion(model, model.base_model, batch).shape == (10, 32)
@@ -260,7 +282,7 @@ LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 @mark.parametrize("rope", [{"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, LONGROPE])
 def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any]) -> None:
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, max_position_embeddings=16, **SIZES))
-    assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
+    assert not can_encode_prompts_once(model, inspect.signature(model.forward).parameters)
 
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:
