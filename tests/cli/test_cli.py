@@ -208,6 +208,37 @@ def test_texts_and_numbers_of_a_file_are_taken_as_written(tmp_path: Path) -> Non
         ("--use_vllm false --vllm_mode server", ["--vllm_mode server has no effect with --use_vllm False"]),
         ("--dataset arithmetic --answer_list all", ["--answer_list all has no effect with --dataset arithmetic"]),
         ("--changed_reward true", ["--changed_reward True has no effect with --resume None"]),
+        *(
+            (
+                f"--initial_entropy 0.5 --entropy_filter {mode}",
+                [f"--initial_entropy 0.5 has no effect with --entropy_filter {mode}"],
+            )
+            for mode in ("on", "negative_only")
+        ),
+        (
+            "--conflict_span common --conflict_tokens tags --conflict_correction false",
+            [
+                "--conflict_span common has no effect with --conflict_correction False",
+                "--conflict_tokens tags has no effect with --conflict_correction False",
+            ],
+        ),
+        (
+            "--vllm_server_host a --vllm_server_port 9 --vllm_server_base_url http://a --vllm_tensor_parallel_size 2 "
+            "--gpu_memory_utilization 0.2 --use_vllm false",
+            [
+                "--vllm_server_host a has no effect with --use_vllm False",
+                "--vllm_server_port 9 has no effect with --use_vllm False",
+                "--vllm_server_base_url http://a has no effect with --use_vllm False",
+                "--vllm_tensor_parallel_size 2 has no effect with --use_vllm False",
+                "--gpu_memory_utilization 0.2 has no effect with --use_vllm False",
+            ],
+        ),
+        (
+            "--num_completions_to_print 3 --log_completions false",
+            ["--num_completions_to_print 3 has no effect with --log_completions False"],
+        ),
+        ("--dataset gsm8k --answer_list all", ["--answer_list all has no effect with --dataset gsm8k"]),
+        ("--dataset math --answer_list all", ["--answer_list all has no effect with --dataset math"]),
     ],
 )
 def test_settings_without_effect_are_named(words: str, expected: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What --resume may change: every other setting, and other rows, are refused by name."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,40 @@ def test_what_a_resume_may_change_is_logged(words: str, run: Path, caplog: LogCa
     begin(run)
     assert resume(run, *words.split()) == str(run / "checkpoint-5")
     assert (words.split()[0] in caplog.text) is (words != "--report_to wandb")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--run_name other --data_dir . --merge 16bit --hub_private_repo true --push_to_hub true --hub_model_id a/b "
+        "--save_strategy epoch --save_total_limit 2 --save_on_each_node true --num_train_epochs 2 --project a "
+        "--log_completions_hub_repo a/b --trackio_space_id a --trackio_bucket_id a --trackio_static_space_id a",
+        "--logging_steps 2 --logging_first_step true --logging_nan_inf_filter false --log_level debug "
+        "--log_level_replica debug --log_on_each_node false --log_completions false --log_unique_prompts true "
+        "--num_completions_to_print 3 --eval_steps 3 --eval_delay 2 --eval_on_start true --num_generations_eval 2 "
+        "--per_device_eval_batch_size 4 --metric_for_best_model reward --greater_is_better true --eval_rows 4",
+        "--logging_strategy epoch --eval_strategy epoch --per_device_train_batch_size 2 "
+        "--gradient_accumulation_steps 4 --backend transformers --gpu_memory_utilization 0.2 "
+        '--gradient_checkpointing true --gradient_checkpointing_kwargs {"use_reentrant":true} --ddp_timeout 9 '
+        "--torch_empty_cache_steps 3 --dataloader_num_workers 1 --dataloader_pin_memory true "
+        "--dataloader_prefetch_factor 2 --dataloader_persistent_workers true --vllm_mode server",
+        "--vllm_enable_sleep_mode true --vllm_group_port 9 --vllm_server_timeout 9 "
+        "--vllm_max_model_length 9 --vllm_server_port 9 --vllm_tensor_parallel_size 2 --vllm_server_host a "
+        "--vllm_server_base_url http://a --seed 7 --top_p 0.5 --zero_advantage skip --entropy_threshold 0.5 "
+        "--entropy_filter on --conflict_correction false --conflict_positive_weight 3 --conflict_span common "
+        "--conflict_tokens tags --max_grad_norm 2 --max_completion_length 9",
+        "--dataset own.jsonl --dataset_config a --split test --prompt_column q --answer_column a --answer_list all "
+        "--solution_column s --limit 9 --eval_dataset own.jsonl --eval_split test --eval_rows 4",
+    ],
+)
+def test_a_resume_may_change_them_together(words: str, run: Path, caplog: LogCaptureFixture) -> None:
+    """Each is named, but for where the run is and what it sends elsewhere."""
+    begin(run, "--eval_rows", "5", held_out=ROWS[:4])
+    write_lines(Path("own.jsonl"), ROWS)
+    assert resume(run, *words.split(), held_out=ROWS[:4])
+    unsaid = {*MAY_CHANGE["place"], *MAY_CHANGE["remote"]}
+    given = [flag for flag in re.findall(r"--(\w+)", words) if flag not in unsaid]
+    assert [flag for flag in given if f"--{flag} " not in caplog.text] == []
 
 
 def test_the_names_of_the_table_are_settings() -> None:

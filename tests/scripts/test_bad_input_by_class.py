@@ -49,6 +49,7 @@ FLAGS = """
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
 --eval_rows -1|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
 --backend vllm|--reward json:no_such_function|--reward no_such_module:fn|--modle x
+--epsilon_high -1|--num_completions_to_print -1|--per_device_eval_batch_size 0|--eval_delay 2|--greater_is_better true
 """
 TRAINED = """
 --learning_rate -1e-3|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad

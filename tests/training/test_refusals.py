@@ -70,6 +70,13 @@ def test_without_a_kl_term_its_correction_changes_nothing() -> None:
         ({"num_return_sequences": 2}, "num_return_sequences in generation_kwargs is not supported"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate in generation_kwargs is not supported"),
         ({"eos_token_id": 5}, "eos_token_id in generation_kwargs is not supported"),
+        ({"stop_token_ids": [5]}, "stop_token_ids in generation_kwargs is not supported"),
+        ({"output_scores": True}, "output_scores in generation_kwargs is not supported"),
+        ({"_name": 5}, "_name in generation_kwargs is not supported"),
+        ({"top_p": 0.5}, "top_p in generation_kwargs = 0.5 is not top_p = 1.0: set top_p"),
+        ({"min_p": 0.5}, "min_p in generation_kwargs = 0.5 is not min_p = None: set min_p"),
+        ({"repetition_penalty": 2.0}, "repetition_penalty in .* = 2.0 is not repetition_penalty = 1.0: set repetition_"),
+        ({"cache_implementation": "static"}, "cache_implementation in .* = static is not cache_implementation = None"),
         ({"no_repeat_ngram_size": 2, "typical_p": 0.9, "do_sample": True, "max_time": 9.0}, None),
     ],
 )
@@ -149,9 +156,17 @@ OF_TRL = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1
         ({}, {"typical_p": 0.5, "min_new_tokens": 4, "eos_token_id": 2}, ["typical_p=0.5", "min_new_tokens=4"]),
         ({}, OF_TRL | {"do_sample": True}, []),
         ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {"no_repeat_ngram_size": 3}, []),
+        ({"use_vllm": True}, {}, ["vllm_importance_sampling_correction=True"]),
+        ({"loss_type": "dapo", "scale_rewards": "batch"}, {}, ["loss_type='dapo'", "scale_rewards='batch'"]),
+        (
+            {"num_iterations": 2, "multi_objective_aggregation": "normalize_then_sum"},
+            {},
+            ["num_iterations=2", "multi_objective_aggregation='normalize_then_sum'"],
+        ),
+        ({"steps_per_generation": 3}, {}, ["steps_per_generation=3"]),
     ],
 )
-def test_what_the_sampler_alone_applies_is_named(settings: Any, of_model: Any, named: Any) -> None:
+def test_what_is_not_the_papers_is_named(settings: Any, of_model: Any, named: Any) -> None:
     found = deviations(config(**settings), GenerationConfig(**of_model))
     assert sorted(re.findall(r"(\S+=\S+) \(", found)) == sorted(named)
 
