@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.arithmetic import arithmetic
-from gtpo.data.load import drop_long_prompts, load_benchmark, load_named
+from gtpo.data.load import drop_long_prompts, load_benchmark, load_named, prepare_prompts
 from gtpo.prompts import SYSTEM_PROMPT
 from rewards import accuracy_reward, format_reward
 
@@ -286,3 +286,32 @@ def test_prompts_and_demonstrations_that_are_too_long_are_dropped(
     tokenizer.chat_template += "{{ more }}"
     settings.prompt.chat_template_kwargs = {"more": "x"}
     assert drop_long_prompts(rows, tokenizer, settings)["prompt"][:] == prompts[:1]
+
+
+def test_held_out_rows_that_are_too_long_are_dropped_too(
+    tiny: Path, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
+) -> None:
+    """Two of the training rows and two of the held-out ones; the first process alone looks at the rest."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    prompts = [[{"role": "user", "content": "1 " * count}] for count in (1, 9, 2, 9, 3)]
+    longest = tokenizer.apply_chat_template(prompts[4], add_generation_prompt=True)["input_ids"]
+    data = DataArguments(max_prompt_length=len(longest))
+    settings = Settings("sft", data, ModelArguments(), RunArguments(), SimpleNamespace(max_length=None))
+    rows = Dataset.from_dict({"prompt": prompts, "answer": ["1"] * 5})
+    held_out = Dataset.from_dict({"prompt": prompts[::-1], "answer": ["1"] * 5})
+    looked: list[Any] = []
+    monkeypatch.setattr("gtpo.data.load.check_first_rows", lambda *given: looked.append(given))
+    found = prepare_prompts(rows, held_out, tokenizer, settings)
+    kept = [prompts[0], prompts[2], prompts[4]]
+    assert [part["prompt"][:] for part in found] == [kept, kept[::-1]]
+    assert caplog.text.count(f"2 of 5 prompts dropped: over {len(longest)} tokens (--max_prompt_length)") == 2
+    [(_, seen, golds, prompt, scored)] = looked
+    assert (seen[:], golds[:], prompt, scored) == (kept, ["1"] * 3, settings.prompt, ("format",))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rows = rows.remove_columns("answer")
+    without, none = prepare_prompts(rows, None, tokenizer, settings)
+    assert len(looked) == 1 and (len(without), none) == (3, None)
+    monkeypatch.delenv("RANK")
+    prepare_prompts(rows, None, tokenizer, settings)
+    assert looked[1][2] == [None] * 3  # without answers

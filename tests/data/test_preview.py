@@ -1,13 +1,14 @@
 """One look before the first step: what would be a silent 0 % for a whole run is refused, with its cause."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.files import tables_of
 from helpers.refusals import refused
-from helpers.scripts import RunScript
-from pytest import LogCaptureFixture
+from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch
 from test_tokenizer import CHATML, DROPS_SYSTEM, THINKS, smollm2, with_template
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -16,6 +17,7 @@ from gtpo.data.preview import check_first_rows, look
 from gtpo.data.tokenizer import prepare_tokenizer
 from gtpo.models.hub import TINY_BASE
 from gtpo.prompts import TAGS
+from gtpo.runs.script import run_script
 
 TABLES = tables_of(__file__)
 
@@ -70,23 +72,34 @@ def test_an_empty_reasoning_block_is_told(caplog: LogCaptureFixture) -> None:
     assert "writes an empty reasoning block" in caplog.text
 
 
-def test_scripts_refuse_special_tags_and_show_a_prompt(tmp_path: Path, run_script: RunScript) -> None:
+def test_scripts_refuse_special_tags_and_show_a_prompt(
+    here: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
     """The paper's tags as special tokens, as many people add them before SFT."""
+
+    def run(script: str, *argv: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *argv])
+        with pytest.raises(SystemExit) as ended:
+            run_script(importlib.import_module(script).main)
+        return ended.value.code, *capsys.readouterr()
+
     tokenizer = AutoTokenizer.from_pretrained(TINY_BASE)
     model = LlamaForCausalLM.from_pretrained(TINY_BASE)
     tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)})
     model.resize_token_embeddings(len(tokenizer))
     for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "special")
-    special = ("--model", str(tmp_path / "special"))
+        part.save_pretrained(here / "special")
+    special = ("--model", str(here / "special"))
     arithmetic = ("--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1")
     for script, *argv in (
-        ("train_gtpo.py", *arithmetic),
-        ("train_sft.py", *arithmetic[:2]),
-        ("evaluate.py", "--benchmarks", "arithmetic", "--k", "1"),
+        ("train_gtpo", *arithmetic),
+        ("train_sft", *arithmetic[:2]),
+        ("evaluate", "--benchmarks", "arithmetic", "--k", "1"),
     ):
-        assert "the tag <reasoning> is a special token" in run_script(tmp_path, script, *special, *argv, code=2).stderr
-    shown = run_script(tmp_path, "train_gtpo.py", *special, *arithmetic, "--dry_run").stdout
-    assert "# Its scores: format 1 of 10" not in shown and "# error: the tag <reasoning>" in shown
-    shown = run_script(tmp_path, "train_gtpo.py", *arithmetic, "--dry_run").stdout
+        code, _, stderr = run(script, *special, *argv)
+        assert code == 2 and "the tag <reasoning> is a special token" in stderr
+    code, shown, _ = run("train_gtpo", *special, *arithmetic, "--dry_run")
+    assert not code and "# Its scores: format 1 of 10" not in shown and "# error: the tag <reasoning>" in shown
+    code, shown, _ = run("train_gtpo", *arithmetic, "--dry_run")
+    assert not code
     assert "# Its scores: format 10 of 10, accuracy 10 of 10." in shown and "# <answer>" in shown

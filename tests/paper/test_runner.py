@@ -8,9 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,75 @@ from pandas import DataFrame
 
 from gtpo.runs.directory import RunDirectory
 from paper.matrix import Experiment, experiments_of, load_matrix, runs_of
-from paper.runner import run_forked, run_one
+from paper.runner import run_all, run_forked, run_one, slots_of, threads_of
 
 MATRIX = load_matrix()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run or evaluation without a script."""
+
+    label: str
+    experiments: tuple[Any, ...] = ()
+    is_finished: bool = False
+
+    @property
+    def log(self) -> Path:
+        return Path(f"{self.label}.log")
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return ("train.py", f"--name={self.label} of mine")
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_failure_is_named_and_stops_nothing(gpus: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three runs fail, the fourth is finished; the evaluation of the first two comes after both.
+
+    With two GPUs two runs at a time, each on one of them and in a process of its own; else a fork with its threads.
+    """
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr("paper.runner.cores", lambda: 8)
+    monkeypatch.setattr("sys.platform", "linux")
+    works = [Job("one"), Job("two"), Job("three"), Job("done", (), True)]
+    first, second = works[:2]
+    evaluation = Job("scores", (first, second))
+    both = threading.Barrier(2, timeout=60)
+    begun: list[tuple[str, str, dict[str, str], str]] = []
+
+    def made_by(kind: str, work: Any, environment: dict[str, str]) -> int:
+        begun.append((kind, work.label, environment, os.environ["OMP_NUM_THREADS"]))
+        if gpus and work in (first, second):
+            both.wait()  # the other one runs too
+        return {"two": 3, "three": -9}.get(work.label, 0)
+
+    for kind in ("run_one", "run_forked"):
+        monkeypatch.setattr(f"paper.runner.{kind}", partial(made_by, kind))
+    slots = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "01"] if gpus else [{}, {}]
+    failed = run_all(works, [evaluation], slots)
+    command = "the command was `python train.py '--name={} of mine'`"
+    expected = [f"{name} failed with exit code {code}, see {name}.log; {command.format(name)}"
+                for name, code in (("two", 3), ("three", -9))]  # fmt: skip
+    assert sorted(failed) == sorted(expected)
+    labels = [label for _, label, _, _ in begun]
+    assert sorted(labels) == ["one", "scores", "three", "two"]
+    assert labels.index("scores") > max(labels.index("one"), labels.index("two"))
+    assert {kind for kind, *_ in begun} == {"run_one" if gpus else "run_forked"}
+    assert {threads for *_, threads in begun} == {"4"}
+    assert sorted(environment.get("CUDA_VISIBLE_DEVICES", "") for _, label, environment, _ in begun
+                  if label in ("one", "two")) == (["0", "1"] if gpus else ["", ""])  # fmt: skip
+
+
+def test_how_many_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paper.runner.cores", lambda: 3)
+    assert slots_of("tiny", None, None) == [{}] * 3 and slots_of("tiny", [], 2) == [{}] * 2
+    assert slots_of("paper", None, None) == slots_of("paper", None, 1) == [{}]
+    assert slots_of("paper", ["3", "1"], None) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [threads_of(jobs)["OMP_NUM_THREADS"] for jobs in (1, 2, 9)] == ["3", "1", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads_of(2) == {"OMP_NUM_THREADS": "5"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +22,7 @@ from helpers.scripts import ROOT
 
 from gtpo.runs.directory import RunDirectory
 from paper import slurm as module
-from paper.slurm import minutes, read_cluster
+from paper.slurm import Cluster, Job, minutes, read_cluster, run_jobs
 
 STEPS = 12
 TRAIN = """
@@ -61,6 +64,100 @@ for name in ("adapter", "best"):
     (run / name).mkdir()
     (run / name / "adapter_config.json").write_text("{}")
 """.replace("STEPS", str(STEPS))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run or evaluation without a script."""
+
+    label: str
+    experiments: tuple[Any, ...] = ()
+    is_finished: bool = False
+    log = Path("a.log")
+    argv = ("train.py",)
+
+
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_what_is_missing_is_submitted_and_each_failure_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array waits for the runs that it needs, but for the finished one; on this machine two jobs at a time."""
+    works = [Made(each) for each in ("killed", "raises", "fails", "good")]
+    done = Made("done", (), True)
+    killed, raises, fails, good = works
+    scores = [Made("scores", (killed, done)), Made("others", (killed, done)), Made("all", tuple(works))]
+    submitted: list[tuple[list[str], list[str]]] = []
+    running: list[Any] = []
+
+    def submit(cluster: Cluster, of_array: Any, after: Any = ()) -> dict[Any, Any]:
+        submitted.append(([work.label for work in of_array], [*after]))
+        jobs = {}
+        for work in of_array:
+            job = SimpleNamespace(job_id=f"7_{work.label}", polls=0)
+            result = tmp_path / work.label
+            if work is not killed:
+                result.touch()
+            job.paths = SimpleNamespace(result_pickle=result)
+            job.exception = lambda work=work: RuntimeError(trace) if work is raises else None
+            job.result = lambda work=work: 4 if work is fails else 0
+            jobs[work] = job
+            running.append(job)
+        most = 2 if name == "local" else 9
+        assert sum(not is_done(job) for job in running) <= most
+
+        def done_later(job: Any) -> bool:
+            job.polls += 1
+            return is_done(job)
+
+        for job in jobs.values():
+            job.done = partial(done_later, job)
+        return jobs
+
+    def is_done(job: Any) -> bool:
+        return job.polls > 2
+
+    trace = "Traceback:\n  File x\nValueError: of mine\nthe end"
+    slept: list[float] = []
+    monkeypatch.setattr(Cluster, "submit", submit)
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    found = run_jobs([killed, raises, done, fails, good, *scores], Cluster(name, 2, {}, tmp_path))
+    assert found == [
+        "killed was killed in job 7_killed, and the same command resumes it, see a.log; the command was `python "
+        "train.py`",
+        "raises failed in job 7_raises (ValueError: of mine), see a.log; the command was `python train.py`",
+        "fails failed with exit code 4, see a.log; the command was `python train.py`",
+    ]
+    assert {*slept} == {10 if name == "slurm" else 0.1}
+    ids = [f"7_{work.label}" for work in works]
+    if name == "slurm":
+        of_runs = [work.label for work in works]
+        assert submitted == [(of_runs, []), (["scores", "others"], ids[:1]), (["all"], ids)]
+    else:
+        assert submitted == [([work.label], []) for work in (*works, *scores)]
+
+
+@pytest.mark.parametrize(("code", "waits"), [(0, False), (1, False), (-10, False), (-12, True), (143, True)])
+def test_a_job_that_was_stopped_waits_for_its_end(code: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its last exit code would be taken for a failure; what is requeued is the same work."""
+    slept: list[float] = []
+    given: list[Any] = []
+    sent: list[int] = []
+
+    def run_one(work: Any, environment: Any, started: Any) -> int:
+        given.append((work.label, environment))
+        started(SimpleNamespace(send_signal=sent.append, pid=2**22 + 1))  # no process has it
+        return code
+
+    monkeypatch.setattr(module, "run_one", run_one)
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr("paper.runner.cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    job = Job(Made("one"), 3)
+    assert job() == code and slept == [120] * waits
+    assert given == [("one", {"OMP_NUM_THREADS": "2"})]
+    again = job.checkpoint().function
+    assert sent == [signal.SIGUSR2] and (again.work, again.share, again.process) == (Made("one"), 3, None)
+    assert Job(Made("two"), 1).checkpoint().function.work == Made("two")  # before its script
 
 
 @pytest.fixture

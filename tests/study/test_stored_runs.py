@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.files import read_json, write_json
 from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.runs import fake_run, write_results
 from helpers.scripts import ROOT
 
 from paper.matrix import RUNS, experiments_of, load_matrix
-from paper.results import read_results
+from paper.results import SCORES_FILE, read_results
 from study.bench import known_comparison, read_experiments, stored_comparison
 from study.compare import every_found
 from study.storage import only, store
@@ -25,7 +26,10 @@ def test_finished_runs_are_condensed_and_kept(here: Path) -> None:
     for run in runs:
         rows = [{"step": 1, "accuracy": 1.25, "filtered_fraction": 0.1 * run.seed}]
         fake_run(run.run.path, rows=rows, saved=["adapter"] if run.seed < 3 else [])
-        entries.append({"adapter": str(run.run.adapter), "label": run.label, "benchmark": "arithmetic"})
+        graded = [{"n": 4, "c": run.seed, "correct": "0000"}, {"n": 4, "c": 0}]
+        entry = {"adapter": str(run.run.adapter), "label": run.label, "benchmark": "arithmetic", "k": 4}
+        entries.append(entry | {"problems": 2, "per_problem": graded, "settings": {}})
+        write_json(run.run.environment, {"git_revision": f"revision {run.seed}", "platform": "linux", "cpu_count": 2})
     write_results(RUNS / "tiny" / "evaluation", *({**entry, "scores": {"pass": {"1": 50.0}}} for entry in entries))
     directory = Path("results/tiny")
     for _ in range(2):
@@ -36,6 +40,20 @@ def test_finished_runs_are_condensed_and_kept(here: Path) -> None:
             ("gtpo-g8", seed, 1): {"accuracy": 1.25, "filtered_fraction": 0.1 * seed} for seed in (1, 2)
         }
         assert stored.scored("gtpo-g8", "arithmetic")["pass@1"].to_dict() == {1: 50.0, 2: 50.0}
+        assert read_json(directory / SCORES_FILE) == [  # from the counts pass@k can be computed again
+            {
+                "label": f"gtpo-g8-s{seed}",
+                "adapter": str(runs[seed - 1].run.adapter),
+                "benchmark": "arithmetic",
+                "problems": 2,
+                "k": 4,
+                "scores": {"pass": {"1": 50.0}},
+                "counts": [[4, seed], [4, 0]],
+            }
+            for seed in (1, 2)
+        ]
+        origins = read_json(directory / "origins.json")
+        assert origins == {f"gtpo-g8-s{seed}": [f"revision {seed}", "linux", 2, None] for seed in (1, 2)}
         shutil.rmtree(RUNS, ignore_errors=True)
 
 

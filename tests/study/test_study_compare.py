@@ -19,6 +19,7 @@ from gtpo.runs.provenance import trainer_of, why_unlike
 from paper.results import Results
 from study import rendering
 from study.__main__ import comparison_of, parser, run_command
+from study.__main__ import main as study_main
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
     Found,
@@ -119,8 +120,10 @@ def test_each_arm_gets_its_best_rate() -> None:
     comparison = compared(**RATES)
     assert comparison.chosen_rates(rated(**OF_RATES)) == BEST
     assert comparison.chosen_rates(rated(grpo_1=50, grpo_2=40, gtpo_2=60)) == {"grpo": "1e-3"}
-    with refused("--rate_seeds are among --seeds"):
-        compared(**RATES | {"rate_seeds": [3]})
+    for among in ([3], [7, 3]):  # the second of two as well
+        with refused("--rate_seeds are among --seeds"):
+            compared(**RATES | {"rate_seeds": among})
+    assert compared(rates=["1e-3"], rate_seeds=[3]).chosen_rates(rated()) == dict.fromkeys(BEST, "1e-3")  # unused
 
 
 def test_the_rates_of_the_first_base_serve_all(here: Path) -> None:
@@ -330,7 +333,8 @@ def test_a_pair_of_two_origins_is_left_out() -> None:
 
 
 GOOD = {"completions/clipped_ratio": 0.0, "reward": 1.0, "reward_std": 0.5}
-CUT = GOOD | {"completions/clipped_ratio": 0.97}
+CUTS = {"completions/clipped_ratio": 0.97}
+CUT = GOOD | CUTS
 ZERO = GOOD | {"reward": 0.0, "reward_std": 0.0}
 HASHES = {"rows": "r", "rw.py:f": "f", "helper.py": "h"}
 
@@ -364,9 +368,12 @@ def two_bases(here: Path, seeds: list[Any]) -> Comparison:
 
 
 def test_the_problems_of_runs_are_on_screen_and_page(here: Path) -> None:
-    """From one base every run is cut off; from the other the second arm has no reward in two seeds of six."""
+    """From one base every run is cut off; from the other the second arm has no reward in two seeds of six.
+
+    A run has two problems.
+    """
     comparison = two_bases(here, ["1-6"])
-    train(comparison, {"one grpo": CUT, "one gtpo": CUT, "two gtpo 2": ZERO, "two gtpo 5": ZERO}, {})
+    train(comparison, {"one grpo": CUT, "one gtpo": CUT, "two gtpo 2": ZERO, "two gtpo 5": ZERO | CUTS}, {})
     page, _ = write_page(comparison, here / "page", "a command")
     screen = found_text(comparison)
     text = page.read_text()
@@ -374,7 +381,8 @@ def test_the_problems_of_runs_are_on_screen_and_page(here: Path) -> None:
         cut = "6 of 6 runs: 97 % of the completions of steps 4 to 8 were cut off at 32 tokens: raise --max_completion"
         assert f"* **GRPO** from one, {cut}" in said and f"* **GTPO** from one, {cut}" in said
         assert "* **GTPO** from two, 2 of 6 runs: every reward of steps 4 to 8 was 0, so all" in said
-        assert len(re.findall(r"\d of 6 runs:", said)) == 3
+        assert "* **GTPO** from two, 1 of 6 runs: 97 % of the completions" in said
+        assert len(re.findall(r"\d of 6 runs:", said)) == 4
     verdicts = re.findall(r"\| GTPO minus GRPO \| (\w+) \| accuracy late .* \| ([^|]+) \|", text)
     assert verdicts == [
         ("one", "no verdict: every run has a problem, named above"),
@@ -549,6 +557,61 @@ def test_the_plans_of_the_planned_comparisons(name: str) -> None:
 
 
 # The command
+
+
+def test_the_command_chooses_rates_and_continues_what_failed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rate seeds first, then both arms at their best rate; the one run that fails is alone made again."""
+    planned = TWO | RATES | {"seeds": [1, 2], "primary": [{"measure": "accuracy late"}], "measures": []}
+    monkeypatch.setitem(read_experiments()["comparisons"], "mine", planned)
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    started: list[list[str]] = []
+    scored: list[set[str]] = []
+    fails = {"gtpo-2e-3-s2"}
+
+    def run_all(runs: Any, evaluations: Any, slots: Any) -> list[str]:
+        left = [made for made in runs if not made.is_finished]
+        started.append([made.label for made in left])
+        scored.append({made.label for evaluation in evaluations for made in evaluation.experiments})
+        for made in left:
+            if made.label not in fails:
+                value = 50.0 if made.name in ("grpo-1e-3", "gtpo-2e-3") else 40.0
+                fake_run(made.run.path, {"model": "tiny"}, run(value + made.seed), saved=["adapter"])
+        return [f"{made.label} failed" for made in left if made.label in fails]
+
+    monkeypatch.setattr("study.compare.run_all", run_all)
+    monkeypatch.setattr("study.compare.write_figure", lambda *_: None)
+    page = here / "outputs/study/mine/comparison.md"
+
+    def command(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["study", "compare", "mine", *words])
+        with pytest.raises(SystemExit) as ended:
+            study_main()
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    assert command("--list")[0] == 0 and not started and not page.exists()
+    code, said = command("--plan")
+    assert code == 0 and (here / "results/mine/plan.md").read_text() == plan_text(known_comparison("mine"))
+    assert "commit it before the runs: git add --force results/mine/plan.md" in said and not started
+    code, said = command()
+    names = ("grpo-1e-3", "grpo-2e-3", "gtpo-1e-3", "gtpo-2e-3")
+    best = [f"{name}-s{seed}" for seed in (1, 2) for name in (names[0], names[3])]
+    assert [sorted(started[0]), started[1]] == [[f"{name}-s7" for name in names], best]
+    assert scored == [set(), {*best}]
+    assert (code, said.splitlines()[-1]) == (1, "gtpo-2e-3-s2 failed")
+    assert "| GTPO minus GRPO | wrong-mode | accuracy late | 1 of 2 |" in page.read_text()
+    fails.clear()
+    code, said = command()
+    assert (code, started[2:]) == (0, [["gtpo-2e-3-s2"], []]) and said.splitlines()[-1].endswith("comparison.png")
+    text = page.read_text()
+    assert "| GTPO minus GRPO | wrong-mode | accuracy late | 2 of 2 |" in text
+    assert "```bash\npython -m study compare mine\n```" in text
+    assert command("--seeds", "1", "3")[0] == 0 and started[4] == ["grpo-1e-3-s3", "gtpo-2e-3-s3"]
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
+    with refused("--dirty"):
+        command()
+    assert command("--dirty")[0] == 0
 
 
 @pytest.mark.slow

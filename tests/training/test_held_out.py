@@ -207,6 +207,10 @@ def test_a_metric_is_the_mean_over_the_rows(make_sampling: Any) -> None:
     trainer.num_generations_eval = 2
     others = trainer.evaluate(rows_worth(3.0))
     assert of_groups <= others.keys() and others["eval_reward"] == 3.0
+    batches = [rows for rows, _ in trainer.get_eval_dataloader()]  # by default of the trainer's rows, each twice
+    assert [row["prompt"] for row in itertools.chain(*batches)] == [
+        prompt for prompt in HELD_OUT["prompt"] for _ in "12"
+    ]
 
 
 def test_each_process_draws_numbers_of_its_own(make_sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,12 @@ def test_without_a_login_wandb_is_offline(
     assert first.settings.finish_timeout == 60  # an unreachable server does not block the exit
     assert not first.settings.finish_timeout_raises
     assert not first.settings.use_dot_wandb and first.settings.x_disable_meta
+    assert (first.project, first.tags) == ("gtpo", ["GTPO", "tiny", "arithmetic", "seed 1"])
+    assert (first.dir, first.config["method"]) == (str(run), "GTPO")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    start(run, "--seed", "7")
+    other = init.call_args.kwargs
+    assert other["project"] == "mine" and other["tags"][-1] == "seed 7"
 
 
 def test_a_timeout_of_wandb_logs_the_run_offline(

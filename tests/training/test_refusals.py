@@ -75,7 +75,10 @@ def test_without_a_kl_term_its_correction_changes_nothing() -> None:
         ({"_name": 5}, "_name in generation_kwargs is not supported"),
         ({"top_p": 0.5}, "top_p in generation_kwargs = 0.5 is not top_p = 1.0: set top_p"),
         ({"min_p": 0.5}, "min_p in generation_kwargs = 0.5 is not min_p = None: set min_p"),
-        ({"repetition_penalty": 2.0}, "repetition_penalty in .* = 2.0 is not repetition_penalty = 1.0: set repetition_"),
+        (
+            {"repetition_penalty": 2.0},
+            "repetition_penalty in .* = 2.0 is not repetition_penalty = 1.0: set repetition_",
+        ),
         ({"cache_implementation": "static"}, "cache_implementation in .* = static is not cache_implementation = None"),
         ({"no_repeat_ngram_size": 2, "typical_p": 0.9, "do_sample": True, "max_time": 9.0}, None),
     ],
