@@ -273,3 +273,18 @@ def test_the_documentation_has_the_hours(row: str, prompts: int) -> None:
     saved, in_4_bits = re.findall(r"\b\d+\.\d\b", str(saved_in_16_bits(settings, 79.1)))
     expected = [*map(float, [*numbers[:2], *numbers[3:], in_4_bits]), float(in_4_bits) - float(saved)]
     assert [float(cell) for cell in re.findall(r"\d+", cells)] == pytest.approx(expected, abs=0.51)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"max_prompt_length": 30}, (100, 70)),
+        ({"max_prompt_length": 100}, (100, 1)),  # a prompt may fill the sequence
+        ({"max_prompt_length": 30, "max_length": 50}, (50, 20)),  # of SFT
+        ({"max_prompt_length": 30, "max_length": 200}, (100, 70)),
+        ({"max_prompt_length": 30, "max_completion_length": 20}, (50, 20)),
+        ({"max_prompt_length": 30, "max_completion_length": 90}, (100, 90)),
+    ],
+)
+def test_tokens_of_the_longest_row_and_of_its_completion(values: dict[str, int], expected: tuple[int, int]) -> None:
+    assert memory._lengths({"max_seq_length": 100} | values) == expected

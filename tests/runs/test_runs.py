@@ -37,6 +37,20 @@ def test_the_command_that_resumes_a_run_can_be_pasted(
     assert found == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
+def test_every_kind_of_final_weights_is_set_aside(tmp_path: Path) -> None:
+    """Also where an earlier start of the same step has done so."""
+    run = fake_run(tmp_path / "run", {"model": "x"}, saved=["adapter", "model", "merged", "adapter-step-4"])
+    (run.adapter / "adapter_model.safetensors").write_text("newer")
+    run.set_aside(4)
+    names = ["adapter-step-4", "merged-step-4", "model-step-4"]
+    assert sorted(path.name for path in run.path.glob("*-step-*")) == names
+    assert sorted(path.name for path in run.earlier_weights()) == names
+    assert not (run.adapter.exists() or run.model.exists() or run.merged.exists())
+    assert (run.path / "adapter-step-4" / "adapter_model.safetensors").read_text() == "newer"
+    run.set_aside(6)  # nothing is left
+    assert not list(run.path.glob("*-step-6"))
+
+
 def test_a_label_is_the_path_below_outputs(here: Path) -> None:
     assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
     assert label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"

@@ -27,6 +27,7 @@ from helpers.weights import adapter_of, same_weights
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import WandbCallback
 
 from gtpo.errors import RunError
 from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
@@ -224,6 +225,54 @@ def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
     assert trainer._total_train_tokens == 408
+
+
+def test_one_process_sets_weights_aside_and_deletes_checkpoints(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """The limit is ours between start and end of the training; of a run that begins nothing is set aside."""
+    run = fake_run(tmp_path, {"model": "x"}, steps=[2, 4], saved=["adapter"])
+    (run.checkpoint(6)).mkdir()
+    for name in ("adapter_model.safetensors", "training_args.bin"):
+        (run.checkpoint(6) / name).write_text("")
+    settings = {"report_to": "none", "use_cpu": True, "bf16": False, "save_total_limit": 2, "save_steps": 2}
+    args = TrainingArguments(output_dir=str(tmp_path), **settings)
+    callback = CompleteCheckpoints(SimpleNamespace())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, step in (("1", 4), ("0", 0), ("0", 4)):
+        assert run.is_finished and args.save_total_limit == 2
+        monkeypatch.setenv("RANK", rank)
+        state = TrainerState(global_step=step, max_steps=9)
+        callback.on_train_begin(args, state, TrainerControl())
+        assert args.save_total_limit is None and callback.limit == 2
+        callback.on_train_end(args, state, TrainerControl())
+    assert [path.name for path in run.earlier_weights()] == ["adapter-step-4"] and not run.adapter.exists()
+    assert state.save_steps == 2  # not those of the checkpoint
+    for rank, kept in (("1", ["checkpoint-2", "checkpoint-4"]), ("0", ["checkpoint-4", "checkpoint-6"])):
+        monkeypatch.setenv("RANK", rank)
+        callback.on_save(args, TrainerState(global_step=6), TrainerControl())
+        assert complete(tmp_path) == kept
+    assert not (run.checkpoint(6) / "training_args.bin").exists()
+
+
+def test_what_a_run_adds_to_a_trainer_in_which_order(build: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """What writes into a checkpoint before its manifest; what ends the process last."""
+    monkeypatch.setattr("gtpo.training.loop.start_wandb", lambda settings: "a wandb run")
+    added = ["RunMessages", "MetricsWriter", "BestAdapter", "UnloggedMetrics", "CompleteCheckpoints"]
+    added += ["StopOnNonFinite", "StopOnSignal"]
+    for rank, reporters, held_out, wandb in (
+        ("0", ["wandb"], 2, "a wandb run"),
+        ("0", ["tensorboard"], 0, None),
+        ("1", ["wandb"], 2, None),
+    ):
+        trainer = build("grpo", held_out=held_out, metric_for_best_model="eval_reward")
+        trainer.args.report_to = reporters
+        trainer.add_callback(WandbCallback)
+        monkeypatch.setenv("RANK", rank)
+        attach_callbacks(trainer, settings_of(trainer), fake_run(tmp_path))
+        callbacks = {type(each).__name__: each for each in trainer.callback_handler.callbacks}
+        assert [name for name in callbacks if name in added] == added and "WandbCallback" not in callbacks
+        assert callbacks["MetricsWriter"].wandb_run == wandb
+        assert callbacks["BestAdapter"].held_out_metric == ("eval_reward" if held_out else None)
+        monkeypatch.delenv("RANK")
 
 
 # ---- signals ----
