@@ -23,18 +23,15 @@ from gtpo.runs.script import run_script
 def main() -> None:
     flags, given = parse_evaluation(EvaluationArguments)
     from gtpo.evaluation import jobs, paired, scores, table
+    from gtpo.evaluation.benchmarks import select_benchmarks
 
     flags.check_given(given)
     if flags.compare:
-        sides = paired.find_sides(flags.compare, flags.output_dir, flags.benchmarks and jobs.select_benchmarks(flags))
+        names = [each.name for each in select_benchmarks(flags)] if flags.benchmarks else []
+        sides = paired.find_sides(flags.compare, flags.output_dir, names)
         return print(paired.format_comparisons(paired.compare_sides(sides)))
-    if flags.regrade:
-        found = jobs.find_stored_jobs(flags, given)
-    else:
-        plan = jobs.plan_evaluation(flags)
-        plan.run()
-        found = plan.jobs
-    entries = [scores.grade(job.path, job.problems) for job in found]
+    found = jobs.read_stored(flags, given) if flags.regrade else jobs.plan_evaluation(flags).run()
+    entries = [scores.grade(job, completions) for job, completions in found]
     results = scores.write_results(Path(flags.output_dir), entries)
     print(f"\n{table.format_table(entries)}\n")
     if len({entry.label for entry in entries}) > 1 and not flags.regrade:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gtpo.data.load import SOURCES
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.records import Head
 from gtpo.evaluation.storage import sampled_as, weights_have_changed
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
@@ -106,8 +107,8 @@ class Evaluation:
         path = self.result(experiment)
         if not path.is_file():
             return False
-        entry = json.loads(path.read_bytes())
-        return sampled_as(entry, self.flags) and not weights_have_changed(entry)
+        scored = Head.of_entry(json.loads(path.read_bytes()))
+        return sampled_as(scored.settings, self.flags) and not weights_have_changed(scored)
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""

@@ -15,6 +15,7 @@ from pandas import DataFrame, Series, concat, read_parquet
 
 from gtpo.arguments import hub_name
 from gtpo.errors import UsageError
+from gtpo.evaluation.records import Head
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import read_regular
 from gtpo.runs.directory import RunDirectory, check_seeds, find_runs, is_held_out, run_label
@@ -213,7 +214,7 @@ def _entries_of(path: Path, models: Mapping[str, str]) -> Iterator[Entry]:
         run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
         if _expected_model(run, models):
             continue
-        if weights_have_changed(entry):
+        if weights_have_changed(Head.of_entry(entry)):
             logger.warning("scores in %s are left out: %s has other weights now", path, entry["adapter"])
             continue
         if entry.get("settings", {}).get("temperature") == 0:

@@ -62,14 +62,14 @@ def check(comparison: Comparison) -> list[Base]:
         UsageError: For a base, arm, setting, reward, column or benchmark that cannot be used.
     """
     from gtpo.evaluation.arguments import EvaluationArguments
-    from gtpo.evaluation.jobs import load_problems, select_benchmarks
+    from gtpo.evaluation.benchmarks import select_benchmarks
 
     found = []
     for base in comparison.bases:
         evaluation, _ = comparison.evaluations(base, [])
         flags, _ = parse_evaluation(EvaluationArguments, evaluation.flags)
-        for name, source in select_benchmarks(flags).items():
-            load_problems(name, source, flags)
+        for benchmark in select_benchmarks(flags):
+            benchmark.load()
         for arm in comparison.arms:
             [run] = comparison.runs(base, [arm], comparison.rates[:1], comparison.seeds[:1])
             script, *words = run.argv[2 * base.with_measures :]  # without -m study.train

@@ -68,6 +68,11 @@ class EvaluationArguments(SourceArguments):
         return None if self.grader == MATH_VERIFY else self.grader
 
     @property
+    def reading(self) -> SourceArguments:
+        """How the rows of your benchmarks are read."""
+        return SourceArguments(**{name: getattr(self, name) for name in fields_of([SourceArguments])})
+
+    @property
     def prompt(self) -> dict[str, Any]:
         """The settings of :class:`PromptArguments` that are given."""
         values = {name: getattr(self, name) for name in fields_of([PromptArguments])}

@@ -10,13 +10,12 @@ import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from gtpo.errors import printable
-from gtpo.evaluation.records import Problem
-from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
-from gtpo.evaluation.targets import check_base, choose_4bit, choose_prompts, find_targets
+from gtpo.evaluation.records import Problem, Sampling
+from gtpo.evaluation.sampling import TransformersSampler, load_prompt_tokenizer, make_requests
+from gtpo.evaluation.targets import Asked, choose_targets
 from gtpo.models.source import model_source
 from gtpo.runs.script import run_script
 
@@ -36,24 +35,19 @@ def main() -> None:
     # owner/name below a directory that is there is a path
     source = model_source(flags.run, flags.checkpoint, on_hub=not Path(flags.run).parent.exists())
     names = ["base", flags.run] if source.adapter else []
-    targets = find_targets(names, None if names else flags.run, flags.checkpoint)
-    check_base(targets)
-    model = replace(targets[0], adapter=None)
-    if model.is_tiny:
+    chosen = choose_targets(Asked(names, None if names else flags.run, flags.checkpoint))
+    if chosen.base.is_tiny:
         logger.warning("the tiny model knows one kind of question: word problems like those of --dataset arithmetic")
-    prompts = choose_prompts({}, targets)
-    how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
-    sampler = TransformersSampler(model, how)
-    tokenizers = []
-    for target, prompt in zip(targets, prompts, strict=True):
-        tokenizers.append(load_prompt_tokenizer(sampler, target.adapter, prompt))
+    how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, chosen.load_in_4bit)
+    sampler = TransformersSampler(chosen.base, how)
+    tokenizers = [load_prompt_tokenizer(sampler, row.model.adapter, row.prompt) for row in chosen.rows]
     for question in [flags.question] if flags.question else questions():
         problems = [Problem("question", question, "")]
-        for target, prompt, tokenizer in zip(targets, prompts, tokenizers, strict=True):
-            requests = make_requests(sampler, problems, how, prompt, tokenizer)
-            ((row,),) = sampler.sample(requests, set(), target.adapter)
-            title = target.label if target.adapter else f"{'base ' if names else ''}model ({target.title})"
-            lines = f"--- {title}", *row["completion"].strip().split("\n")
+        for row, tokenizer in zip(chosen.rows, tokenizers, strict=True):
+            requests = make_requests(sampler, problems, how, row.prompt, tokenizer)
+            ((sampled,),) = sampler.sample(requests, set(), row.model.adapter)
+            title = row.label if row.model.adapter else f"{'base ' if names else ''}model ({row.model.title})"
+            lines = f"--- {title}", *sampled["completion"].strip().split("\n")
             print("", *map(printable, lines), sep="\n", flush=True)
 
 

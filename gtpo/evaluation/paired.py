@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, PromptArguments, fields_of
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entries, Entry, Groups, Stored, by_benchmark, grouped, read_entries
-from gtpo.evaluation.sampling import Sampling
+from gtpo.evaluation.records import Entries, Entry, Groups, Sampling, Stored, by_benchmark, grouped, read_entries
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out, trained_on_text
 from gtpo.runs.directory import RunDirectory, label_of, run_label, trained_differently
@@ -89,7 +88,7 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     places: dict[str, str] = {}  # label -> its directory
     for name in directories:
         for entry in _read_entries(Path(name), Path(output_dir)):
-            if weights_have_changed(vars(entry.origin) | vars(entry)):
+            if weights_have_changed(entry):
                 logger.warning("%s: the weights have changed since: evaluate it again", entry.label)
             if said := trained_on_text(entry):
                 logger.warning("%s was %s of %s", entry.label, said, entry.benchmark)
@@ -154,8 +153,8 @@ def compare_sides(sides: Sides) -> list[Comparison]:
 
 def _runs_of(entries: Entries) -> list[RunDirectory]:
     """The runs of some entries, once each; of a model the directory around it."""
-    places = dict.fromkeys(entry.origin.adapter or entry.origin.model for entry in entries)
-    return [RunDirectory(Path(place).parent) for place in places]
+    runs = [entry.origin.run for entry in entries]
+    return [*{run.path: run for run in runs}.values()]
 
 
 def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[Comparison]:
@@ -172,7 +171,7 @@ def _compare(benchmark: str, names: Names, pair: list[list[Entry]]) -> Iterator[
 
 def _is_trained(entry: Entry) -> bool:
     """Whether the weights are those of a run, or an adapter, and not a base."""
-    return bool(entry.origin.adapter) or RunDirectory(Path(entry.origin.model).parent).is_ours
+    return bool(entry.origin.adapter) or entry.origin.run.is_ours
 
 
 def _per_problem(entry: Entry, k: int) -> dict[str, list[float]]:
@@ -196,11 +195,11 @@ def _check_comparable(benchmark: str, names: Names, entries: Entries) -> None:
     problems = set()
     for entry in entries:
         golds = tuple((problem.id, problem.gold) for problem in entry.per_problem)
-        problems.add((entry.settings.get("problems_hash"), golds))
+        problems.add((entry.settings.problems_hash, golds))
     if len(problems) > 1:
         both = " and ".join(names)
         raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
-    if differing := _differing(_HOW, [entry.settings | entry.graded_by for entry in entries]):
+    if differing := _differing(_HOW, [entry.settings.write() | entry.graded_by for entry in entries]):
         logger.warning("%s and %s were evaluated with different --%s", *names, ", --".join(differing))
     graders = [{"grading": entry.graded_by.get("git_revision")} | entry.graded_by for entry in entries]
     if "grader" not in differing and (differing := _differing(_GRADED_BY, graders)):

@@ -23,7 +23,7 @@ from gtpo.data.tokenizer import (
     prepare_tokenizer,
 )
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Row
+from gtpo.evaluation.records import Row, Sampling
 from gtpo.evaluation.storage import Key, Keys, Questions, Rows
 from gtpo.models.backend import disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_adapter, load_base, load_tokenizer
@@ -32,23 +32,6 @@ from gtpo.runs.bars import TokenCounter, until_end
 
 # Of the tokenizer that pads and decodes, for all targets: neither a target's template nor its end of a turn.
 WITHOUT_TEMPLATE = PromptArguments(chat_template=PLAIN_TEMPLATE)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are sampled.
-
-    The completions of a batch of Transformers share a random stream, so ``batch_size`` affects what is sampled. It is
-    None for vLLM, which schedules its own batches and seeds each completion.
-    """
-
-    k: int = 64  # completions per problem
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    seed: int = 0
-    max_new_tokens: int = 1500
-    batch_size: int | None = None
-    load_in_4bit: bool = False  # NF4 weights, quantized when they are loaded; else 16 bits, and 32 on a CPU
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +18,15 @@ from typing import IO
 from filelock import FileLock, Timeout
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Head, Problem, Row, Stored
+from gtpo.evaluation.records import CompletionSettings, Entry, Head, Job, Problem, Row
 from gtpo.files import fingerprint, open_regular
 from gtpo.prompts import to_messages
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import run_around
 
 Rows = list[Row]
 Key = tuple[str, int]  # problem id, sample number
 Keys = set[Key]
+Completions = dict[Key, Row]
 Questions = Sequence[Problem]
 COLUMNS = {
     "id",
@@ -59,11 +60,11 @@ def scores_path(completions: Path) -> Path:
 
 @dataclass
 class CompletionFile:
-    """A completion file that is open for appending; ``head`` are its settings, ``done`` the keys of its completions."""
+    """A completion file that is open for appending, with its settings and all of its completions."""
 
     file: IO[bytes]
     head: Head
-    done: Keys
+    completions: Completions
     has_head: bool
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -71,7 +72,7 @@ class CompletionFile:
         if rows:
             self.write_settings()
         self._write(rows)
-        self.done.update(map(key_of, rows))
+        self.completions |= by_key(rows)
 
     def write_settings(self) -> None:
         """Write the settings if the file has others: of more or fewer problems or samples, or other data."""
@@ -109,13 +110,13 @@ def open_completions(
                 has_head = stored.settings == head.settings and stored.origin.data == head.origin.data
             content = path.read_bytes() if rows else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
-            yield CompletionFile(file, head, set(map(key_of, rows)), has_head)
+            yield CompletionFile(file, head, by_key(rows), has_head)
     finally:
         Path(lock.lock_file).unlink()  # while it is locked: filelock refuses a lock that has been unlinked
         lock.release()
 
 
-def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
+def check_settings(path: Path, settings: CompletionSettings, problems: Questions = ()) -> None:
     """Refuse to continue a file, if there is one, whose completions were created with other settings.
 
     It may have only the first of the ``problems``, and another k: of a larger one the first samples count.
@@ -123,13 +124,14 @@ def check_settings(path: Path, settings: Row, problems: Questions = ()) -> None:
     if not has_completions(path):
         return
     stored = read_head(path).settings
-    first_problems = problems_hash(problems[: stored.get("problems")])
-    if first_problems == stored.get("problems_hash"):
-        stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
+    if problems_hash(problems[: stored.problems]) == stored.problems_hash:
+        sampling = replace(stored.sampling, k=settings.sampling.k)
+        stored = replace(stored, problems=settings.problems, problems_hash=settings.problems_hash, sampling=sampling)
+    before, now = stored.write(), settings.write()
     changed = []
-    for name in settings | stored:
-        if stored.get(name) != settings.get(name):
-            changed.append(f"{name} was {stored.get(name)!r:.80}, is {settings.get(name)!r:.80}")
+    for name in now | before:
+        if before.get(name) != now.get(name):
+            changed.append(f"{name} was {before.get(name)!r:.80}, is {now.get(name)!r:.80}")
     if changed:
         raise UsageError(
             f"{path} was created with other settings ({', '.join(changed)}): set --output_dir, or --overwrite."
@@ -159,6 +161,21 @@ def read_completions(path: Path) -> tuple[Head, Rows]:
     return head, rows
 
 
+def completions_of(job: Job) -> Completions:
+    """The stored completions of a job; UsageError if some are missing."""
+    completions = by_key(read_completions(job.path)[1])
+    keys = keys_of(job.problems.rows, job.head.settings.sampling.k)
+    if missing := keys - completions.keys():
+        found = f"{len(keys) - len(missing)} of {len(keys)}"
+        raise UsageError(f"{job.path} has {found} completions: resume it without --regrade.")
+    return completions
+
+
+def by_key(rows: Iterable[Row]) -> Completions:
+    """Completions by problem id and sample number; of two with one key the later one."""
+    return {key_of(row): row for row in rows}
+
+
 def key_of(row: Row) -> Key:
     return row["id"], row["sample"]
 
@@ -173,28 +190,28 @@ def problems_hash(problems: Questions) -> str:
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def sampled_as(entry: Stored, words: Sequence[str]) -> bool:
-    """Whether an entry of ``results.json`` was sampled with the settings on a command line, such as ``--k 64``."""
-    stored = entry.get("settings", {})
+def sampled_as(settings: CompletionSettings, words: Sequence[str]) -> bool:
+    """Whether completions were sampled with the settings on a command line, such as ``--k 64``."""
+    stored = settings.write()
     return all(str(stored.get(flag[2:], value)) == value for flag, value in pairwise(words) if flag.startswith("--"))
 
 
-def weights_have_changed(entry: Stored) -> bool:
-    """Whether an entry of ``results.json`` is of weights that are no longer there: the adapter was trained again.
+def weights_have_changed(sampled: Head | Entry) -> bool:
+    """Whether completions, or their scores, are of weights that are no longer there: the adapter was trained again.
 
     Or the base model was replaced, or the run was resumed and has not ended again. A directory that is gone, and a
     model on the Hub, count as unchanged.
     """
-    for name in ("model", "adapter"):
-        stored = entry.get("settings", {}).get(name)
-        if not stored or not entry.get(name):
+    settings, origin = sampled.settings, sampled.origin
+    for stored, place in ((settings.model, origin.model), (settings.adapter, origin.adapter)):
+        if not (stored and place):
             continue
-        directory = Path(entry[name])
+        directory = Path(place)
         if directory.is_dir():
             written = max(path.stat().st_ctime_ns for path in directory.iterdir())
             if _fingerprint_at(directory, written) != stored:
                 return True
-        elif RunDirectory(directory.parent).earlier_weights():
+        elif run_around(directory).earlier_weights():
             return True
     return False
 

@@ -6,7 +6,7 @@ from pandas import DataFrame, MultiIndex
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import printable
-from gtpo.evaluation.records import Entries, Entry, Stored, by_benchmark
+from gtpo.evaluation.records import Entries, Entry, Scores, by_benchmark
 from gtpo.models.source import title_of
 
 PASS_COLUMNS = (1, 8, 16, 32, 64)
@@ -59,16 +59,14 @@ def _block(rows: Entries) -> str:
     cells[0] += SHARES.keys()
     cells[1] += SHARES.values()
     for row in rows:
-        scores = row.scores
         label = row.label
-        if row.settings.get("load_in_4bit"):
+        if row.settings.sampling.load_in_4bit:
             label += " (4-bit)"
-        shares = scores["format"], 100 - scores["finished"], scores["unreadable"]
+        shares = row.shares["format"], 100 - row.shares["finished"], row.shares["unreadable"]
         shown = [f"{share:.1f}" for share in shares]
-        cells.append([label, *_numbers(scores, columns), *shown, _interval(row.intervals["pass"])])
-        if _differs_leniently(scores):
-            lenient = _numbers(scores, columns, "_lenient")
-            cells.append(["  lenient", *lenient, "", "", "", _interval(row.intervals["pass_lenient"])])
+        cells.append([label, *_numbers(row.strict, columns), *shown, _interval(row.strict)])
+        if row.lenient and _differ(row.strict, row.lenient):
+            cells.append(["  lenient", *_numbers(row.lenient, columns), "", "", "", _interval(row.lenient)])
     return "\n".join([*_heading(rows), *lay_out(cells, headers=2)])
 
 
@@ -100,23 +98,23 @@ def _columns(rows: Entries, of_paper: Sizes) -> list[int]:
     return sorted({k for row in rows for k in columns_up_to(row.k, of_paper)})
 
 
-def _numbers(scores: Stored, columns: Mapping[str, Sizes], kind: str = "") -> list[str]:
-    """The cells of pass@k and maj@k; ``kind``: ``_lenient`` for the lenient scores."""
+def _numbers(scores: Scores, columns: Mapping[str, Sizes]) -> list[str]:
+    """The cells of pass@k and maj@k."""
     cells = []
     for metric, ks in columns.items():
-        by_k = scores[metric + kind]
-        cells += [f"{by_k[k]:.1f}" if k in by_k else "-" for k in map(str, ks)]
+        by_k = scores.means[metric]
+        cells += [f"{by_k[k]:.1f}" if k in by_k else "-" for k in ks]
     return cells
 
 
-def _interval(by_k: Stored) -> str:
-    return "{:.1f} to {:.1f}".format(*by_k["1"])
+def _interval(scores: Scores) -> str:
+    """That of pass@1."""
+    return "{:.1f} to {:.1f}".format(*scores.intervals["pass"][1])
 
 
-def _differs_leniently(scores: Stored) -> bool:
-    """Whether a lenient score is over a point from the strict one; a user's grader gives none."""
+def _differ(strict: Scores, lenient: Scores) -> bool:
+    """Whether a lenient score is over a point from the strict one."""
     differences = []
-    for metric in ("pass", "maj"):
-        lenient = scores.get(f"{metric}_lenient", {})
-        differences += [abs(score - scores[metric][k]) for k, score in lenient.items()]
+    for metric, by_k in lenient.means.items():
+        differences += [abs(score - strict.means[metric][k]) for k, score in by_k.items()]
     return max(differences, default=0) > 1

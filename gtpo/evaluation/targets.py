@@ -3,11 +3,12 @@
 import logging
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gtpo.arguments import PromptArguments, Values, stored_prompt
 from gtpo.errors import UsageError
+from gtpo.evaluation.records import Sampling
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files
 from gtpo.models.source import ModelSource, model_source, noted_in, rank_of, same_base
@@ -15,7 +16,79 @@ from gtpo.runs.directory import LAST, OUTPUTS, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 
-Targets = Sequence[ModelSource]  # rows of the table: adapters of one base, and the base itself
+Targets = Sequence[ModelSource]  # adapters of one base, and the base itself
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for: the targets by name, where their base is loaded from, its precision, and their prompt.
+
+    ``load_in_4bit`` and the settings that ``prompt`` lacks are by default those of the training. ``slow``: whether the
+    paper's models may be sampled on a CPU.
+    """
+
+    runs: Sequence[str] = ()
+    model: str | None = None
+    checkpoint: str = LAST
+    load_in_4bit: bool | None = None
+    prompt: Values = field(default_factory=dict)
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A row of the table: a model, the prompt that it is asked with, and its label."""
+
+    model: ModelSource
+    prompt: PromptArguments
+    label: str
+
+    @property
+    def adapter(self) -> str | None:
+        """Its directory."""
+        return str(self.model.adapter) if self.model.adapter else None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Targets of one base.
+
+    Attributes:
+        base: What is loaded.
+        weights: Its fingerprint, or its Hub id.
+        load_in_4bit: Its precision.
+        rows: In the order of ``--runs``.
+    """
+
+    base: ModelSource
+    weights: str
+    load_in_4bit: bool
+    rows: list[Target]
+
+    @property
+    def lora_rank(self) -> int | None:
+        """The largest rank of the adapters; None without adapters."""
+        return max((rank_of(row.model.lora) for row in self.rows if row.model.adapter), default=None)
+
+    def warn_of_sampling(self, how: Sampling) -> None:
+        """Log where a policy is sampled otherwise than in its training; greedy samples are of no temperature."""
+        for row in self.rows if how.temperature else ():
+            trained = row.model.run.read_config()
+            for name in ("temperature", "top_p"):
+                now = getattr(how, name)
+                if trained.get(name, now) != now:
+                    text = "%s was trained with --%s %s, and is sampled with %s"
+                    logger.warning(text, row.model.weights, name, trained[name], now)
+
+
+def choose_targets(asked: Asked) -> Chosen:
+    """The targets that are asked for; UsageError where they are of several bases, or files are not as in training."""
+    models = find_targets(asked.runs, asked.model, asked.checkpoint, asked.slow)
+    in_4bit = choose_4bit(asked.load_in_4bit, models)
+    prompts = choose_prompts(asked.prompt, models)
+    weights = check_base(models)
+    rows = [Target(model, prompt, label_among(model, models)) for model, prompt in zip(models, prompts, strict=True)]
+    return Chosen(replace(models[0], adapter=None), weights, in_4bit, rows)
 
 
 def find_targets(
@@ -94,11 +167,6 @@ def check_base(targets: Targets) -> str:
     return first.fingerprint or first.base
 
 
-def max_lora_rank(targets: Targets) -> int | None:
-    """The largest rank of the adapters; None without adapters."""
-    return max((rank_of(target.lora) for target in targets if target.adapter), default=None)
-
-
 def choose_4bit(asked: bool | None, targets: Targets) -> bool:
     """Whether the base model is loaded in 4 bits: as asked, or as it was when the adapters were trained.
 
@@ -115,17 +183,6 @@ def choose_4bit(asked: bool | None, targets: Targets) -> bool:
     if not is_possible:
         logger.warning("the training had 4-bit weights, which need a GPU and bitsandbytes: the evaluation has others")
     return is_possible
-
-
-def warn_of_sampling(targets: Targets, asked: Values) -> None:
-    """Log where the policy of a run is sampled otherwise than in its training; greedy samples are of no temperature."""
-    for target in targets:
-        trained = target.run.read_config()
-        for name, value in asked.items():
-            if asked["temperature"] and trained.get(name, value) != value:
-                logger.warning(
-                    "%s was trained with --%s %s, and is sampled with %s", target.weights, name, trained[name], value
-                )
 
 
 def choose_prompts(asked: Values, targets: Targets) -> list[PromptArguments]:

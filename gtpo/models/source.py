@@ -16,7 +16,7 @@ from gtpo.arguments import MODEL_ALIASES, Values, hub_name
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint, read_regular
 from gtpo.models.hub import TINY_BASE, check_model_files, hub_is_reachable, load_config
-from gtpo.runs.directory import LAST, RunDirectory, find_weights, has_weights, is_adapter, label_of
+from gtpo.runs.directory import LAST, RunDirectory, find_weights, has_weights, is_adapter, label_of, run_around
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ModelSource:
     @property
     def run(self) -> RunDirectory:
         """The run around the weights; of others a directory without its files."""
-        return RunDirectory(self.weights.resolve().parent)
+        return run_around(self.weights.resolve())
 
     @cached_property
     def settings(self) -> Values:

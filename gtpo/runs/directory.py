@@ -173,6 +173,11 @@ def _read_json(path: Path) -> Values:
     return dict(json.loads(read_regular(path))) if path.is_file() else {}
 
 
+def run_around(weights: str | Path) -> RunDirectory:
+    """The run that an adapter, a model or a checkpoint lies in; of others a directory without its files."""
+    return RunDirectory(Path(weights).parent)
+
+
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories that have a key of ``FILES``, least recently written first."""
     written = {}

@@ -22,7 +22,8 @@ from trl import GRPOConfig
 from gtpo.arguments import GTPOArguments, PromptArguments
 from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
-from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
+from gtpo.evaluation.records import Sampling
+from gtpo.evaluation.sampling import TransformersSampler, make_requests, to_row
 from gtpo.models import load as models
 from gtpo.models.source import model_source
 from gtpo.training.trainer import GTPOTrainer

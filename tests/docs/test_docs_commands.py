@@ -89,7 +89,7 @@ def test_every_command_of_the_documentation(
 ) -> None:
     if script == "evaluate.py":
         monkeypatch.chdir(folder)
-        from gtpo.evaluation.jobs import select_benchmarks
+        from gtpo.evaluation.benchmarks import select_benchmarks
 
         flags, _ = parse_evaluation(EvaluationArguments, [*words, "--data_dir", str(data_dir)])
         if flags.benchmarks and not any("/" in name for name in flags.benchmarks):  # data sets of the Hub

@@ -13,7 +13,8 @@ from pytest import CaptureFixture, MonkeyPatch, approx, fail
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import plan_evaluation
-from gtpo.evaluation.sampling import Sampling, load_prompt_tokenizer, make_requests
+from gtpo.evaluation.records import Sampling
+from gtpo.evaluation.sampling import load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import read_completions
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
@@ -90,16 +91,21 @@ def test_a_sampler_ends_completions_as_its_base_does(outputs: Path) -> None:
     sampler = plan.load()
     ends = []
     for job in plan.jobs:
-        prompt = job.head.prompt
+        prompt = job.head.settings.prompt
         tokenizer = load_prompt_tokenizer(sampler, job.adapter, prompt)
         [request] = make_requests(sampler, job.problems.rows[:1], Sampling(k=1), prompt, tokenizer)
         ends.append(tokenizer.convert_ids_to_tokens(request.end_ids))
     assert sampler.end_ids == [sampler.tokenizer.eos_token_id] and ends == [["<s>"], ["<s>"]]
 
 
-def test_missing_completions_are_sampled_as_before(tiny: Path, tmp_path: Path, run_evaluate: Command) -> None:
+def test_missing_completions_are_sampled_as_before(
+    tiny: Path, tmp_path: Path, run_evaluate: Command, monkeypatch: MonkeyPatch
+) -> None:
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
-    run_evaluate(*argv)
+    with monkeypatch.context() as patch:
+        for reader in ("storage.read_completions", "scores.read_entries"):
+            patch.setattr(f"gtpo.evaluation.{reader}", lambda path: fail(f"{path} was written just now"))
+        run_evaluate(*argv)
     path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     [expected] = results(tmp_path)
@@ -110,7 +116,7 @@ def test_missing_completions_are_sampled_as_before(tiny: Path, tmp_path: Path, r
     assert {found.name for found in path.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
     run_evaluate(*argv, "--seed", 1, "--overwrite")
     head, rows = read_completions(path)
-    assert (head.settings["seed"], len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
+    assert (head.settings.sampling.seed, len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
 
 
 def test_regrade_grades_stored_completions_without_a_model(

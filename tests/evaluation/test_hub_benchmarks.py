@@ -11,7 +11,7 @@ from pytest import MonkeyPatch, mark
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import load_problems, select_benchmarks
+from gtpo.evaluation.benchmarks import select_benchmarks
 from gtpo.grading import is_correct
 
 DOCS = (ROOT / "docs" / "evaluation.md").read_text()
@@ -53,8 +53,8 @@ def test_the_command_of_the_docs_reads_the_columns(
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     command = next(line for line in DOCS.replace("\\\n", " ").splitlines() if f"--benchmarks {hub_id}" in line)
     flags, _ = parse_evaluation(EvaluationArguments, re.sub(r"\s#.*", "", command).split()[2:])
-    [(name, source)] = select_benchmarks(flags).items()
-    found = load_problems(name, source, flags)
+    [benchmark] = select_benchmarks(flags)
+    found = benchmark.load()
     problems = found.rows
     assert read == [(hub_id, config, split)]
     assert [problem.gold for problem in problems] == [gold for gold, _ in answers]

@@ -16,7 +16,8 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import jobs, sampling
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import find_stored_jobs, plan_evaluation, select_benchmarks, stop_on_signals
+from gtpo.evaluation.benchmarks import select_benchmarks
+from gtpo.evaluation.jobs import find_stored_jobs, plan_evaluation, stop_on_signals
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.files import fingerprint
 from gtpo.models import backend
@@ -31,7 +32,7 @@ ROWS = load_benchmark("arithmetic")
 
 
 def select(*names: str, **flags: Any) -> dict[str, str]:
-    return select_benchmarks(EvaluationArguments(list(names), **flags))
+    return {each.name: each.source for each in select_benchmarks(EvaluationArguments(list(names), **flags))}
 
 
 @mark.parametrize(
@@ -77,9 +78,9 @@ def test_a_job_for_every_target_and_benchmark(
     best = Path("outputs/older/best")
     assert [job.adapter for job in jobs] == [best, best, None, None]
     assert jobs[1].title == "older@best, Arithmetic, 4 to 5 steps"
-    settings = jobs[0].head.settings
-    assert settings.pop("problems_hash") != jobs[1].head.settings["problems_hash"]
-    assert settings.pop("model") == jobs[1].head.settings["model"] != str(tiny)  # a hash of the weights
+    settings = jobs[0].head.settings.write()
+    assert settings.pop("problems_hash") != jobs[1].head.settings.problems_hash
+    assert settings.pop("model") == jobs[1].head.settings.model != str(tiny)  # a hash of the weights
     assert settings.pop("adapter") is not None
     assert settings == {  # written to every completion file: a new name here makes stored completions unusable
         **{"benchmark": "arithmetic", "problems": 3, "backend": "transformers", "k": 2, "temperature": 0.5},
@@ -87,7 +88,7 @@ def test_a_job_for_every_target_and_benchmark(
         **{"tags": "<reasoning> </reasoning> <answer> </answer>", "system_prompt": SYSTEM_PROMPT},
         **{"chat_template": None, "chat_template_kwargs": None},
     }
-    assert jobs[2].head.prompt == THINK
+    assert jobs[2].head.settings.prompt == THINK
     origin = jobs[0].head.origin
     assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(best), "best")
     assert origin.environment["packages"]["transformers"]
@@ -149,7 +150,7 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     monkeypatch.setattr(sampling, "VLLMSampler", lambda *arguments: started.append(arguments) or object())
     flags = EvaluationArguments(["arithmetic"], runs=["outputs/older"], gpu_memory_utilization=0.5)
     plan = plan_evaluation(flags)
-    assert plan.sampling.batch_size is None and plan.jobs[0].head.settings["batch_size"] is None
+    assert plan.sampling.batch_size is None and plan.jobs[0].head.settings.sampling.batch_size is None
     assert plan.load() is plan.load()
     [(model, *others)] = started
     assert (model.base, model.adapter) == (str(tiny), None)
@@ -168,7 +169,7 @@ def test_auto_is_vllm_on_a_gpu_but_for_the_tiny_base(
     monkeypatch.setattr(backend, "installed_version", GPU_PACKAGES.get)
     flags = EvaluationArguments(["arithmetic"], model=str(tiny) if is_own else model)
     [job] = plan_evaluation(flags).jobs
-    assert job.head.settings["backend"] == ("vllm" if is_own and has_gpu else "transformers")
+    assert job.head.settings.backend == ("vllm" if is_own and has_gpu else "transformers")
     monkeypatch.setattr(backend, "installed_version", lambda package: None)
     with refused("vllm .* is needed") if is_own and has_gpu else nullcontext():
         plan_evaluation(flags)
@@ -183,7 +184,7 @@ def test_stored_jobs_are_those_of_the_benchmarks(store: Store, texts_by_hand: Te
     [job] = find_stored_jobs(flags)
     assert (job.path, job.problems) == (tmp_path / "another" / "arithmetic.jsonl", Problems(ROWS[:3]))
     other.unlink()
-    job.path.write_text(job.path.read_text().replace(job.head.settings["problems_hash"], ""))
+    job.path.write_text(job.path.read_text().replace(job.head.settings.problems_hash, ""))
     with refused("--data_dir"):  # other problems
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
 
@@ -194,7 +195,8 @@ def test_regrade_reads_the_stored_or_given_data_directory(
     store(texts_by_hand, about={"data": {"source": "arithmetic", "data_dir": "was"}})
     read: list[str | None] = []
     monkeypatch.setattr(
-        "gtpo.evaluation.jobs.load_benchmark", lambda name, data_dir: read.append(data_dir) or load_benchmark(name)
+        "gtpo.evaluation.benchmarks.load_benchmark",
+        lambda name, data_dir: read.append(data_dir) or load_benchmark(name),
     )
     argv = ["--regrade", "--output_dir", str(tmp_path)]
     for more in ([], ["--data_dir", "is"]):

@@ -57,6 +57,6 @@ def test_scores_and_table_name_the_grader(
     for more, correct in ((["--grader", "math_verify"], "1010"), ([], "1100")):
         run_evaluate("--regrade", "--output_dir", tmp_path, *more)
         (entry,) = read_entries(tmp_path / "results.json")
-        assert entry.per_problem[0].correct == correct and ("pass_lenient" in entry.scores) == (not more)
+        assert entry.per_problem[0].correct == correct and (entry.lenient is None) == bool(more)
         assert entry.graded_by["grader"] == (more[1] if more else None)
         assert ("Graded by math_verify\n" in capsys.readouterr().out) == bool(more)

@@ -11,6 +11,7 @@ from helpers.refusals import refused
 from helpers.runs import fake_run
 from pytest import LogCaptureFixture, approx, mark, raises
 
+from gtpo.arguments import PromptArguments
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.paired import (
@@ -20,7 +21,7 @@ from gtpo.evaluation.paired import (
     format_comparisons,
     group_seeds,
 )
-from gtpo.evaluation.records import Entry, Origin, ProblemScores
+from gtpo.evaluation.records import CompletionSettings, Entry, Origin, ProblemScores, Sampling, Scores
 from gtpo.files import fingerprint
 from paper.results import read_results
 
@@ -53,9 +54,9 @@ def entry(
         benchmark=benchmark,
         problems=len(problems),
         k=k,
-        scores={},
-        intervals={},
-        settings={"problems_hash": f"of {len(correct)}"},
+        strict=Scores({}, {}),
+        shares={},
+        settings=CompletionSettings(problems_hash=f"of {len(correct)}"),
         origin=Origin("some/model"),
         per_problem=problems,
     )
@@ -144,7 +145,7 @@ def test_incomparable_sides_are_refused() -> None:
     for other in (
         entry("b", ["10", "11"], "aime24"),
         entry("b", ["10"]),
-        replace(b, settings={"problems_hash": "else"}),
+        replace(b, settings=CompletionSettings(problems_hash="else")),
         replace(b, per_problem=b.per_problem[::-1]),  # in another order
     ):
         with raises(UsageError):
@@ -153,8 +154,10 @@ def test_incomparable_sides_are_refused() -> None:
 
 
 def test_another_way_of_sampling_is_named(caplog: LogCaptureFixture) -> None:
-    first = {"k": 2, "temperature": 1.0, "chat_template_kwargs": None}
-    second = first | {"temperature": 0.3, "chat_template_kwargs": {"style": 1}}
+    first = CompletionSettings(sampling=Sampling(2))
+    second = CompletionSettings(
+        sampling=Sampling(2, temperature=0.3), prompt=PromptArguments(chat_template_kwargs={"style": 1})
+    )
     by_math_verify = {"grader": "math_verify"}
     compared(entry("a", ["10"], settings=first), entry("b", ["10"], settings=second, graded_by=by_math_verify))
     named = "temperature, --chat_template_kwargs, --grader"
@@ -231,8 +234,10 @@ def test_evaluations_output_directories_and_runs(here: Path) -> None:
 def test_scores_of_a_retrained_adapter_are_named(here: Path, caplog: LogCaptureFixture) -> None:
     adapter = fake_run(here / "outputs" / "a", saved=["adapter"]).adapter
     origin = Origin("some/model", str(adapter))
-    now = entry("b", ["11"], origin=origin, settings={"adapter": fingerprint(adapter)})
-    write(Path("evaluation"), entry("a", ["10"], origin=origin, settings={"adapter": "was another"}), now)
+    now = entry("b", ["11"], origin=origin, settings=CompletionSettings(adapter=fingerprint(adapter)))
+    write(
+        Path("evaluation"), entry("a", ["10"], origin=origin, settings=CompletionSettings(adapter="was another")), now
+    )
     find_sides(["evaluation/a", "evaluation/b"], "")
     assert caplog.messages == ["a: the weights have changed since: evaluate it again"]
 

@@ -8,18 +8,19 @@ from typing import Any
 
 from helpers.files import read_json
 from helpers.refusals import refused
-from helpers.results import files_up_to
+from helpers.results import files_up_to, grade_file
 from helpers.scripts import ROOT, Command
 from pytest import mark, raises
 
-from gtpo.arguments import ModelArguments, PromptArguments
+from gtpo.arguments import ModelArguments
 from gtpo.data.load import load_benchmark
-from gtpo.evaluation.jobs import EvaluationPlan, Job
-from gtpo.evaluation.records import Head, Origin, Problems, read_entries
-from gtpo.evaluation.sampling import Request, Sampling
-from gtpo.evaluation.scores import grade
+from gtpo.evaluation.jobs import EvaluationPlan
+from gtpo.evaluation.records import CompletionSettings, Head, Job, Origin, Problems, Sampling, read_entries
+from gtpo.evaluation.sampling import Request
 from gtpo.evaluation.storage import (
+    Completions,
     Key,
+    by_key,
     check_settings,
     find_completion_files,
     key_of,
@@ -35,7 +36,9 @@ from gtpo.models.load import build_policy
 from gtpo.models.source import model_source
 
 ROWS = load_benchmark("arithmetic")[:7]
-SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0} | vars(PromptArguments())
+SETTINGS = CompletionSettings(
+    benchmark="arithmetic", sampling=Sampling(k=3), problems=7, problems_hash=problems_hash(ROWS)
+)
 ORIGIN = Origin("canned")
 HEAD = Head(SETTINGS, ORIGIN)
 
@@ -56,12 +59,12 @@ class Canned:
             yield rows[start : start + 2]
 
 
-def run_job(job: Job, load: Any, **options: Any) -> None:
-    how = Sampling(k=job.head.settings["k"], max_new_tokens=9)
-    EvaluationPlan([job], how, load, **options).run_job(job)
+def run_job(job: Job, load: Any, **options: Any) -> Completions:
+    how = replace(job.head.settings.sampling, max_new_tokens=9)
+    return EvaluationPlan([job], how, load, **options).run_job(job)
 
 
-def fill(path: Path, settings: dict = SETTINGS, load: Any = Canned, **options: Any) -> bytes:
+def fill(path: Path, settings: CompletionSettings = SETTINGS, load: Any = Canned, **options: Any) -> bytes:
     run_job(Job(path, Problems(ROWS), Head(settings, ORIGIN)), load, **options)
     return path.read_bytes()
 
@@ -102,9 +105,8 @@ def test_changed_settings_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     content = fill(path)
     scores_path(path).write_text("{}")
-    changed = SETTINGS | {"seed": 1}
-    del changed["temperature"]
-    with refused(r"\(seed was None, is 1, temperature was 1.0, is None\)"):
+    changed = replace(SETTINGS, sampling=Sampling(k=3, temperature=0.5, seed=1))
+    with refused(r"\(temperature was 1.0, is 0.5, seed was 0, is 1\)"):
         fill(path, changed, load=never)
     assert path.read_bytes() == content and scores_path(path).is_file()
     assert fill(path, changed, overwrite=True).split(b"\n")[1:] == content.split(b"\n")[1:]
@@ -113,7 +115,8 @@ def test_changed_settings_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def of_size(problems: int, k: int) -> Job:
-    settings = SETTINGS | {"problems": problems, "problems_hash": problems_hash(ROWS[:problems]), "k": k}
+    sizes = {"problems": problems, "problems_hash": problems_hash(ROWS[:problems])}
+    settings = replace(SETTINGS, sampling=Sampling(k=k), **sizes)
     return Job(Path("a.jsonl"), Problems(ROWS[:problems]), Head(settings, Origin(f"of {problems} and {k}")))
 
 
@@ -128,17 +131,21 @@ def test_completions_of_fewer_problems_and_samples_are_kept(here: Path) -> None:
     found = [key_of(row) for row in read_completions(large.path)[1]]
     assert len(found) == 35 and set(found) == keys_of(ROWS, 5)
     large.path.write_bytes(content[:-200])  # killed
-    run_job(large, Canned)
+    completions = run_job(large, Canned)
     assert large.path.read_bytes() == content
+    # graded are those that were there, and those that were sampled now
+    assert completions == by_key(read_completions(large.path)[1]) == run_job(large, never)
 
 
 def test_only_first_problems_and_samples_are_extended(here: Path) -> None:
     large = of_size(7, 5)
     run_job(large, Canned)
     swapped = Problems([ROWS[1], ROWS[0], *ROWS[2:]])
-    others = ({"temperature": 2.0}, ROWS), ({"problems_hash": problems_hash(swapped.rows)}, swapped.rows)
-    for changes, rows in (*others, (of_size(2, 5).head.settings, ROWS[:2])):
-        job = replace(large, problems=Problems(rows), head=Head(large.head.settings | changes, ORIGIN))
+    hotter = replace(large.head.settings, sampling=Sampling(k=5, temperature=2.0))
+    in_other_order = replace(large.head.settings, problems_hash=problems_hash(swapped.rows))
+    fewer = of_size(2, 5).head.settings
+    for settings, rows in ((hotter, ROWS), (in_other_order, swapped.rows), (fewer, ROWS[:2])):
+        job = replace(large, problems=Problems(rows), head=Head(settings, ORIGIN))
         with refused("was created with other settings"):
             run_job(job, never)
 
@@ -147,10 +154,10 @@ def test_a_smaller_k_takes_the_first_samples(here: Path) -> None:
     run_job(of_size(3, 5), Canned)
     few = of_size(3, 2)
     run_job(few, never)
-    entry = grade(few.path, few.problems)
+    entry = grade_file(few.path, few.problems)
     assert (entry.k, {problem.n for problem in entry.per_problem}) == (2, {2})
     run_job(of_size(3, 5), never)
-    assert grade(few.path, few.problems).k == 5 and len(read_completions(few.path)[1]) == 15
+    assert grade_file(few.path, few.problems).k == 5 and len(read_completions(few.path)[1]) == 15
 
 
 STORED = ROOT / "tests" / "stored" / "evaluation_of_eada378"

@@ -4,24 +4,31 @@ from dataclasses import replace
 
 from pytest import mark
 
-from gtpo.evaluation.records import Entry, Origin
+from gtpo.evaluation.records import CompletionSettings, Entry, Origin, Sampling, Scores
 from gtpo.evaluation.table import MAJ_COLUMNS, PASS_COLUMNS, columns_up_to, format_table, lay_out
 
 
 def test_the_table_has_the_columns_of_the_paper() -> None:
     def entry(label: str, benchmark: str, k: int, scores: list[float]) -> Entry:
         ks = [2**i for i in range(k.bit_length())]
-        values = {str(k): score for k, score in zip(ks, scores, strict=True)}
+        values = dict(zip(ks, scores, strict=True))
         return Entry(
             label=label,
             benchmark=benchmark,
             problems=40,
             k=k,
-            scores={"pass": values, "pass_lenient": {k: value + 1 for k, value in values.items()}}
-            | {maj: {k: value / 4 for k, value in values.items()} for maj in ("maj", "maj_lenient")}
-            | {"format": 97.5, "finished": 87.5, "unreadable": 2.25},
-            intervals={"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
-            settings={"k": k},
+            strict=Scores(
+                {"pass": values, "maj": {k: value / 4 for k, value in values.items()}}, {"pass": {1: [30.0, 45.04]}}
+            ),
+            lenient=Scores(
+                {
+                    "pass": {k: value + 1 for k, value in values.items()},
+                    "maj": {k: value / 4 for k, value in values.items()},
+                },
+                {"pass": {1: [31.0, 50.0]}},
+            ),
+            shares={"format": 97.5, "finished": 87.5, "unreadable": 2.25},
+            settings=CompletionSettings(sampling=Sampling(k)),
             origin=Origin("Qwen/Qwen2.5-3B-Instruct", None if label == "base" else label),
             per_problem=[],
         )
@@ -48,7 +55,8 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "                    1         1    (%)     (%)        (%) 95 % interval",
         "gtpo-gsm8k        3.3       0.8   97.5    12.5        2.2  30.0 to 45.0",
     ]
-    gtpo.scores["maj_lenient"]["8"] = 26.1  # strict: 25
+    assert gtpo.lenient is not None
+    gtpo.lenient.means["maj"][8] = 26.1  # strict: 25
     dropped = {"with an empty prompt": 2, "without a readable gold answer": 1}
     lines = format_table([replace(gtpo, dropped=dropped, graded_by={"grader": "math_verify"}), base]).splitlines()
     assert lines[2:4] == [
@@ -57,8 +65,8 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     ]
     assert lines[7].split() == ["lenient", "41.0", "101.0", "13.0", "26.1"]
     assert [line for line in lines if line.startswith("  lenient")][1].split() == ["lenient", "31.0", "to", "50.0"]
-    gtpo.scores["maj_lenient"]["8"] = 26.0  # a point is not more than a point
-    gtpo.settings["load_in_4bit"] = True
+    gtpo.lenient.means["maj"][8] = 26.0  # a point is not more than a point
+    gtpo = replace(gtpo, settings=CompletionSettings(sampling=Sampling(8, load_in_4bit=True)))
     lines = format_table([replace(base, origin=Origin("other")), gtpo]).splitlines()
     assert lines[1] == "Base model: other and Qwen2.5-3B-Instruct"
     labels = [line.partition("  ")[0] for line in lines]

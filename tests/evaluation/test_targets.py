@@ -16,13 +16,14 @@ from gtpo.arguments import ModelArguments, PromptArguments, stored_prompt
 from gtpo.evaluation import targets
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import (
+    Asked,
     Targets,
     check_base,
     choose_4bit,
     choose_prompts,
+    choose_targets,
     find_targets,
     label_among,
-    max_lora_rank,
 )
 from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
@@ -198,11 +199,11 @@ def test_other_weights_than_the_4bit_copy_are_named(
 
 
 def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
-    found = find_targets(["base", "outputs/older", "outputs/demo/newer"], None)
-    assert max_lora_rank(found[:1]) is None
-    assert max_lora_rank(found) == 4
-    edit_config(found[1].adapter, rank_pattern={"v_proj": 9})
-    assert max_lora_rank(find_targets(["base", "outputs/older", "outputs/demo/newer"], None)) == 9
+    names = ["base", "outputs/older", "outputs/demo/newer"]
+    assert choose_targets(Asked(model="tiny")).lora_rank is None
+    assert choose_targets(Asked(names)).lora_rank == 4
+    edit_config(outputs / "older" / "adapter", rank_pattern={"v_proj": 9})
+    assert choose_targets(Asked(names)).lora_rank == 9
 
 
 @mark.parametrize(

@@ -11,7 +11,7 @@ from pytest import LogCaptureFixture, fixture, raises
 from gtpo.data.load import Problem
 from gtpo.errors import RunError
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import load_problems, load_user_grader
+from gtpo.evaluation.benchmarks import load_user_grader, select_benchmarks
 
 GRADER = """import functools
 
@@ -45,7 +45,8 @@ def mine(here: Path) -> Path:
 
 def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     flags = EvaluationArguments(["mine.jsonl"], grader="grader.py:runs")
-    found = load_problems("mine", "mine.jsonl", flags)
+    [benchmark] = select_benchmarks(flags)
+    found = benchmark.load()
     problems = found.rows
     grader = found.grader
     assert found.dropped == {"with an empty prompt": 1}

@@ -156,10 +156,10 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(here: Path) -> Non
     weights = {"adapter": fingerprint(first.run.adapter)}
     sampled = MATRIX["tiny"]["evaluation"][work.benchmark] | {"temperature": 1.0}
     for other in ({}, {"k": 99}, {"temperature": 0.3}):
-        write_json(scores, {"adapter": str(first.run.adapter), "settings": weights | sampled | other})
+        write_json(scores, {"model": "tiny", "adapter": str(first.run.adapter), "settings": weights | sampled | other})
         assert work.is_scored(first) == (not other)
     assert work.remaining() == (*command, *paths, "--overwrite", "true")
-    write_json(scores, {"adapter": str(first.run.adapter), "settings": weights | sampled})
+    write_json(scores, {"model": "tiny", "adapter": str(first.run.adapter), "settings": weights | sampled})
     assert work.remaining() == (*command, paths[1]) and not work.is_finished
     (first.run.adapter / "adapter_config.json").write_text('{"r": 4}')  # trained again since its scores
     assert not work.is_scored(first)

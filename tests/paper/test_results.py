@@ -37,7 +37,11 @@ def evaluated(directory: Path, *rows: dict[str, Any], age: int = 0) -> None:
     for row in rows:
         settings = {"problems_hash": f"of {row['problems']}", "k": 8, "temperature": 1.0} | row.get("settings", {})
         scores = {"pass": {"1": row["score"]}}
-        entries.append({"adapter": None, "benchmark": "gsm8k", "scores": scores} | row | {"settings": settings})
+        entries.append(
+            {"model": "some/model", "adapter": None, "benchmark": "gsm8k", "scores": scores}
+            | row
+            | {"settings": settings}
+        )
     write_results(directory, *entries, age=age)
 
 

@@ -18,6 +18,7 @@ from pytest import MonkeyPatch
 import evaluate
 import figures
 from gtpo.evaluation import chat
+from gtpo.evaluation.records import CompletionSettings, Head, Origin
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.targets import adapter_source, find_targets
 from gtpo.files import fingerprint, remove
@@ -147,10 +148,9 @@ def test_a_linked_adapter_is_set_aside_as_a_link(run: RunDirectory) -> None:
 
 
 def test_scores_of_a_first_end_do_not_count(run: RunDirectory) -> None:
-    scores = [
-        {kind: str(path), "settings": {kind: fingerprint(path)}}
-        for kind, path in (("adapter", run.adapter), ("model", run.merged))
-    ]
+    adapter = CompletionSettings(adapter=fingerprint(run.adapter))
+    merged = CompletionSettings(model=str(fingerprint(run.merged)))
+    scores = [Head(adapter, Origin("some/model", str(run.adapter))), Head(merged, Origin(str(run.merged)))]
     assert not any(map(weights_have_changed, scores))
     run.set_aside(2)
     assert all(map(weights_have_changed, scores))
