@@ -18,14 +18,18 @@ QUESTION = "How much is 3 + 4?"
 
 @fixture
 def shown(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> Callable[..., list[str]]:
-    """``shown(*argv)``: what is printed below each title, in order."""
+    """``shown(*argv)``: what is printed below each title, in order; ``shown.titles`` are these."""
+    titles: list[str] = []
 
     def run(*argv: object) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["chat", *map(str, argv), "--max_new_tokens", "12"])
         chat.main()
-        parts = capsys.readouterr().out.split("\n--- ")[1:]
+        printed = capsys.readouterr().out
+        parts = printed.split("\n--- ")[1:]
+        titles[:] = [part.partition("\n")[0] for part in parts]
         return [part.partition("\n")[2].removesuffix("\n\n> ").strip() for part in parts]
 
+    run.titles = titles  # type: ignore[attr-defined]
     return run
 
 
@@ -49,7 +53,13 @@ def test_base_and_adapter_answer_until_an_empty_line(
     for text in (f"{QUESTION}\n\nthree\n", QUESTION):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert shown(adapters[0]) == both
+    assert shown.titles == [f"base model ({tiny.name})", adapters[0].name]
+    other = "How much is 5 + 6?"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{other}\n{QUESTION}\n"))
+    of_other = [expected(to_messages(other), adapter) for adapter in (None, adapters[0])]
+    assert shown(adapters[0]) == [*of_other, *both]  # one question after the other
     assert shown(tiny, QUESTION) == both[:1]
+    assert shown.titles == [f"model ({tiny.name})"]
     assert "word problems" not in caplog.text
     shown("tiny", QUESTION)
     assert "the tiny model knows one kind of question: word problems" in caplog.text

@@ -164,6 +164,41 @@ def test_another_way_of_sampling_is_named(caplog: LogCaptureFixture) -> None:
     assert caplog.messages == [f"a and b were evaluated with different --{named}"]
 
 
+def test_a_setting_of_one_seed_alone_is_named(caplog: LogCaptureFixture) -> None:
+    """Of two seeds the second one was sampled otherwise, and graded otherwise."""
+    settings = {"k": 2, "temperature": 1.0}
+    seeds = [entry("a-s1", ["10"], settings=settings), entry("a-s2", ["10"], settings=settings | {"temperature": 0.3})]
+    compared(*seeds, entry("b", ["10"], settings=settings))
+    compared(
+        *[replace(seeds[0], label=f"a-s{n}", graded_by={"grading": f"{n}"}) for n in (1, 2)],
+        entry("b", ["10"], settings=settings),
+    )
+    assert caplog.messages[0] == "a and b were evaluated with different --temperature"
+    assert "a and b were graded with different files of gtpo/grading: evaluate.py --regrade" in caplog.messages
+
+
+def test_each_other_side_has_a_table_of_its_own() -> None:
+    """With the benchmarks that it shares with the first one, in the order of those."""
+    sides = group_seeds(
+        [
+            entry("a", ["10", "00"]),
+            entry("a", ["11"], "aime24"),
+            entry("b", ["11"], "aime24"),
+            entry("b", ["11", "00"]),
+            entry("c", ["01", "11"]),
+        ]
+    )
+    lines = format_comparisons(compare_sides(sides)).splitlines()
+    found = [line for line in lines if line.endswith("in points") or (", pass@1 " in line and " / " not in line)]
+    assert [" ".join(line.split()[:6]) for line in found] == [
+        "b minus a, in points",
+        "AMC 2023, pass@1 25.0 50.0 +25.0",
+        "AIME 2024, pass@1 100.0 100.0 +0.0",
+        "c minus a, in points",
+        "AMC 2023, pass@1 25.0 75.0 +50.0",
+    ]
+
+
 GRADED = {"grader": "g.py:ok", "code": {"g.py:ok": "1", "h.py": "1"}, "grading": "1", "math-verify": "0.8"}
 
 

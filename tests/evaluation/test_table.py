@@ -73,6 +73,40 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     assert labels[4:6] == labels[-2:] == ["base", "gtpo-gsm8k (4-bit)"]  # no lenient rows
 
 
+def test_rows_of_several_k_and_what_each_was_trained_on() -> None:
+    """A score that a row lacks is a dash; the lines above name every base model once, and each row that was trained."""
+    rows = []
+    for label, k, seen in (("a", 8, 3), ("b", 1, None), ("c", 4, 2)):
+        values = {str(2**i): 50.0 for i in range(k.bit_length())}
+        rows.append(
+            Entry(
+                label=label,
+                benchmark="amc23",
+                problems=40,
+                trained_on=seen,
+                k=k,
+                scores={"pass": values, "maj": values, "format": 1.0, "finished": 100.0, "unreadable": 0.0},
+                intervals={"pass": {"1": [30.0, 45.0]}},
+                settings={},
+                origin=Origin("some/model" if label != "c" else "some/other"),
+                per_problem=[],
+            )
+        )
+    lines = format_table(rows).splitlines()
+    assert lines[:4] == [
+        "AMC 2023: 40 problems, k = 8 and 1 and 4",
+        "Base model: model and other",
+        "a was trained on 3 of the 40 problems",
+        "c was trained on 2 of the 40 problems",
+    ]
+    assert [line.split()[:7] for line in lines[5:9]] == [
+        ["1", "4", "8", "1", "4", "8", "(%)"],
+        ["a", *["50.0"] * 6],
+        ["b", "50.0", "-", "-", "50.0", "-", "-"],
+        ["c", "50.0", "50.0", "-", "50.0", "50.0", "-"],
+    ]
+
+
 def test_columns_that_do_not_fit_follow_below() -> None:
     assert lay_out([["a\x1b[31m", "b"], ["c", "d\n"]], 1) == ["a\\x1b[31m    b", "c          d\\n"]
     wide = lay_out([["", *("x" * 24 for _ in range(7))], ["row", *"1234567"]], 1)

@@ -141,8 +141,9 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     newer = "outputs/demo/newer"
     assert base_of(["base", *OLDER, newer]) == str(tiny)
     edit_config(Path(newer, "adapter"), base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
-    with refused(newer):
-        find_targets([*OLDER, newer], None)
+    for names in ([*OLDER, newer], [*OLDER, "outputs/older/best", newer]):  # the second and the third
+        with refused(f"older/adapter was trained from {tiny}, {newer}/adapter from meta-llama/Llama-3.1-8B-Instruct"):
+            find_targets(names, None)
     edit_config(Path(newer, "adapter"), base_model_name_or_path="elsewhere/outputs/tiny/base-1")
     with refused("was trained from elsewhere/outputs/tiny/base-1, which is not here"):
         base_of([newer])
@@ -196,6 +197,10 @@ def test_other_weights_than_the_4bit_copy_are_named(
     assert base_of(OLDER, COPY) == COPY and not caplog.messages
     assert base_of(OLDER, ORIGINAL) == ORIGINAL
     assert [record.levelname for record in caplog.records] == ["WARNING"] and COPY in caplog.text
+    edit_config(Path("outputs/older/best"), base_model_name_or_path=ORIGINAL, auto_mapping=None)
+    caplog.clear()
+    assert base_of(["outputs/older/best", *OLDER], ORIGINAL) == ORIGINAL  # of two adapters the second one
+    assert [message.partition(" was trained on ")[0] for message in caplog.messages] == ["outputs/older/adapter"]
 
 
 def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
