@@ -1,6 +1,8 @@
 """A run's completions table and report page: values belong to the right completion, although rows are shuffled."""
 
+import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from helpers.reference import naive_completion_entropy, naive_conflict_mask, nai
 from helpers.runs import metrics_of
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
-from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, approx, fixture, mark
+from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch, TempPathFactory, approx, fixture, mark
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.prompts import to_messages
+from gtpo.reports import html
 from gtpo.reports.html import logged_text, read_group, write_report
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import padded_batch
@@ -130,6 +133,20 @@ def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, ca
     else:
         store([{name: value for name, value in row.items() if name != "entropy"} for row in rows], path)
     assert write_report(copy).read_text().count("A group of step ") == 1 and str(path) in caplog.text
+
+
+def test_the_first_middle_and_last_table_of_each_run_are_shown(
+    copy: Path, run: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    """The command writes the page of one run after the other."""
+    first, rows = tables(copy)[0]
+    for step in range(3, 7):
+        store([row | {"step": step} for row in rows], first.with_name(f"completions_0000{step}.parquet"))
+    monkeypatch.setattr(sys, "argv", ["html", str(copy), str(run)])
+    html.main()
+    assert capsys.readouterr().out.split() == [f"{copy}/report.html", f"{run}/report.html"]
+    shown = [re.findall(r"A group of step (\d)<", (place / "report.html").read_text()) for place in (copy, run)]
+    assert shown == [["1", "4", "6"], ["1", "2"]]
 
 
 @mark.parametrize("text", HOSTILE)
