@@ -121,8 +121,7 @@ def test_wrong_inputs_are_refused_before_torch_is_imported(script: str, inputs: 
     rows = TABLES["wrong_inputs_are_refused_before_torch_is_imported"]
     if script != "train_sft":
         rows = rows + TABLES["wrong_rewards_are_refused_before_torch_is_imported"]
-    if script == "train_gtpo":
-        rows = rows + TABLES["wrong_values_of_gtpo"]
+    rows = rows + TABLES.get(f"wrong_values_of_{script.removeprefix('train_')}", [])
     argv = json.dumps([flags.split(" ") for flags, _ in rows])
     ended = run_process([sys.executable, "-c", REFUSAL.format(script=script), argv], cwd=inputs, env=NARROW)
     for (flags, text), line in zip(rows, ended.stdout.splitlines(), strict=True):
