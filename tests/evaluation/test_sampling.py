@@ -184,6 +184,17 @@ def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) ->
     for in_4bit, quantization in ((True, "bitsandbytes"), (False, None)):
         sampler = sampling.VLLMSampler(model_source(tiny), replace(settings, load_in_4bit=in_4bit), lora_rank=12)
         assert started[-1] | expected | {"quantization": quantization} == started[-1]
+    assert (started[-1]["dtype"], started[-1]["seed"], started[-1]["gpu_memory_utilization"]) == ("float32", 5, 0.9)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
+    for bf16, dtype in ((True, "bfloat16"), (False, "float16")):  # every GPU emulates bfloat16, slowly
+        with monkeypatch.context() as patch:
+            patch.setattr("torch.cuda.is_available", lambda: True)
+            patch.setattr(
+                "torch.cuda.is_bf16_supported", lambda including_emulation=True, b=bf16: b or including_emulation
+            )
+            sampling.VLLMSampler(model_source(tiny), settings, None, 0.25)
+        assert (started[-1]["dtype"], started[-1]["gpu_memory_utilization"]) == (dtype, 0.25)
+        assert "enable_lora" not in started[-1]
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}
     missing = [request for request in requests if request.key not in done]
@@ -200,5 +211,7 @@ def test_vllm_gets_one_batch_with_seeds(tiny: Path, monkeypatch: MonkeyPatch) ->
     used = params[0]
     assert (used.temperature, used.top_p, used.max_tokens, used.stop_token_ids) == (0.7, 0.9, 11, [2])
     assert adapter == ("adapter-1", 1, "some/adapter")
-    list(sampler.sample(requests, set(), None))
-    assert submitted[1][2] is None
+    for name in (None, "other/adapter", "some/adapter"):
+        list(sampler.sample(requests, set(), name and Path(name)))
+    expected_ = [None, ("adapter-2", 2, "other/adapter"), ("adapter-1", 1, "some/adapter")]
+    assert [lora for _, _, lora in submitted[1:]] == expected_

@@ -2,6 +2,7 @@
 
 import errno
 import pickle
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from helpers.settings import parsed
 from helpers.unsloth import FakeUnsloth
 from helpers.weights import same_weights
 from pytest import LogCaptureFixture, MonkeyPatch
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from gtpo.arguments import GTPOArguments, ModelArguments
+from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, fingerprint
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import (
@@ -191,6 +193,49 @@ def test_trained_weights_are_in_full_precision_on_a_gpu(
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     model, _ = build_policy(model_source(tiny), ModelArguments(lora_rank=lora_rank), "transformers", 0)
     assert model.get_input_embeddings().weight.dtype == dtype
+
+
+@pytest.mark.parametrize(("bf16", "half"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_4_bits_are_loaded_on_the_gpu_of_the_process(
+    bf16: bool, half: torch.dtype, gpu: None, tiny: Path, monkeypatch: MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda path, **options: asked.append(options) or 1 / 0)
+    with refused(f"cannot load model '{tiny}': division by zero"):
+        load_base(model_source(tiny), load_in_4bit=True)
+    [options] = asked
+    config = options.pop("quantization_config")
+    assert options == {
+        "dtype": half,
+        "device_map": {"": 1},
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "local_files_only": True,
+    }
+    assert (config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == (True, "nf4", True)
+    assert config.bnb_4bit_compute_dtype == config.bnb_4bit_quant_storage == half
+
+
+def test_4_bits_without_a_gpu_are_refused(no_gpu: None, tiny: Path) -> None:
+    with refused("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false"):
+        load_base(model_source(tiny), load_in_4bit=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("Access to the gated repo is restricted."), "it is gated, accept its license on the Hub, then"),
+        (ValueError("set trust_remote_code=True"), "it contains its own Python code, which is not executed"),
+        (KeyError(), "'a/b': KeyError$"),
+        (ValueError(f"{'x' * 300}y"), f"'a/b': {'x' * 300}$"),
+        (ValueError("one\n  line. "), "'a/b': one line$"),
+    ],
+)
+def test_why_a_model_is_not_loaded(error: Exception, said: str) -> None:
+    found = why_not_loaded("a/b", error)
+    assert isinstance(found, UsageError) and re.search(said, str(found)), found
 
 
 # ---- files of other people ----
