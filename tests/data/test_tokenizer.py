@@ -233,6 +233,7 @@ HOSTILE = {  # what a template does -> it, and what is said
         "more than 0.2 seconds",
     ),
     "fills the memory": ("{{ 'x' * 3000000000 }}", "it takes too much memory"),
+    "takes more than a GiB": ("{{ ('x' * 1500000000)|length }}", "it takes too much memory"),
     "is long": ("{% for i in range(1800) %}{{ 'x' * 10000 }}{% endfor %}", "it writes 18,000,"),
 }
 

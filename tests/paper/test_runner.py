@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from helpers.scripts import ROOT, user_environment
 from pandas import DataFrame
 
 from gtpo.runs.directory import RunDirectory
+from paper import runner
 from paper.matrix import Experiment, experiments_of, load_matrix, runs_of
 from paper.runner import run_all, run_forked, run_one, slots_of, threads_of
 
@@ -83,6 +85,25 @@ def test_a_failure_is_named_and_stops_nothing(gpus: int, no_gpu: None, monkeypat
     assert {threads for *_, threads in begun} == {"4"}
     assert sorted(environment.get("CUDA_VISIBLE_DEVICES", "") for _, label, environment, _ in begun
                   if label in ("one", "two")) == (["0", "1"] if gpus else ["", ""])  # fmt: skip
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 3), (-9, -9), (None, 0)])
+def test_the_exit_code_of_a_fork(ended: int | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def process(target: Any, args: Any) -> Any:
+        calls.append((target, args[0], args[1]["ONLY_HERE"], args[1]["OF_BOTH"]))
+        started = SimpleNamespace(exitcode=ended, sentinel="end")
+        started.start, started.join = (lambda name=name: calls.append(name) for name in ("start", "join"))
+        return started
+
+    monkeypatch.setattr("paper.runner._forks", SimpleNamespace(Process=process))
+    monkeypatch.setattr("paper.runner.connection", SimpleNamespace(wait=calls.append))
+    monkeypatch.setenv("OF_BOTH", "here")
+    monkeypatch.setenv("ONLY_HERE", "here")
+    assert run_forked(Job("one"), {"OF_BOTH": "of the slot"}) == code
+    [given, *rest] = calls
+    assert given == (runner._run_script, Job("one"), "here", "of the slot") and rest == ["start", ["end"], "join"]
 
 
 def test_how_many_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,14 @@ def test_the_reference_adapter_is_not_published(build: Any, tmp_path: Path) -> N
     save_adapter(trainer, canned.settings_of(trainer), RunDirectory(tmp_path))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "adapter" / "ref").exists()
+
+
+def test_the_first_process_alone_writes(trainer: Any, save: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Every process takes part in the saving of the weights, which gathers them."""
+    saved: list[str] = []
+    trainer.save_model = saved.append
+    (tmp_path / "adapter.tmp").mkdir()
+    monkeypatch.setattr("gtpo.training.export.is_main_process", lambda: False)
+    save("--merge", "16bit", push_to_hub=True)
+    assert saved == [str(tmp_path / "adapter.tmp")]
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter.tmp"]  # of the first process: it deletes it

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers.canned import TRAINERS, CannedGRPO, CannedGTPO, batch_of, weight_changes
+from helpers.canned import TRAINERS, CannedGRPO, CannedGTPO, batch_of, reward_parity, weight_changes
 from torch import Tensor
 
 from gtpo import Measured
@@ -64,11 +64,28 @@ def test_an_added_metric_trains_the_same_tokens(build_of: Any, monkeypatch: pyte
     assert watched.asked == 9 and all(row["lowest"] < 0 for row in watched.state.log_history[:3])
 
 
-def test_an_objective_has_a_gradient_on_every_token(build_of: Any) -> None:
-    """The head skips the tokens that have none in GRPO and GTPO: here with every advantage 0."""
-    equal = [lambda completions, **_: [1.0] * len(completions)]
-    assert weight_changes(build_of(EveryToken, rewards=equal)).any()
-    assert not weight_changes(build_of(CannedGRPO, rewards=equal)).any()
+@pytest.mark.parametrize("base", [CannedGRPO, CannedGTPO])
+@pytest.mark.parametrize("rewards", [lambda completions, **_: [1.0] * len(completions), reward_parity])
+def test_an_objective_has_a_gradient_on_every_token(base: Any, rewards: Any, build_of: Any) -> None:
+    """The head skips the tokens that have none in GRPO and GTPO: where every advantage is 0, or lambda or delta is."""
+
+    class Alone(base):
+        objective = EveryToken.objective
+
+    class Said(Alone):
+        def needs_gradient(self, inputs: Values) -> Tensor:
+            return torch.ones_like(inputs["conflict_mask"])
+
+    class Skips(Alone):
+        def needs_gradient(self, inputs: Values) -> Tensor:
+            return torch.zeros_like(inputs["conflict_mask"]).index_fill(0, torch.tensor([3]), True)
+
+    alone, said, skips = (weight_changes(build_of(kind, rewards=[rewards])) for kind in (Alone, Said, Skips))
+    assert alone.any() and torch.equal(alone, said) and not torch.equal(alone, skips)
+
+
+def test_without_an_advantage_grpo_trains_nothing(build_of: Any) -> None:
+    assert not weight_changes(build_of(CannedGRPO, rewards=[lambda completions, **_: [1.0] * len(completions)])).any()
 
 
 # What is returned, of the ln pi of the tokens and the entropy of the completions -> what is said about it
