@@ -1,17 +1,21 @@
 """The checks of a sampler against policy and base model."""
 
+from collections import defaultdict
 from contextlib import nullcontext
+from math import nan
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.canned import GROUP, canned_group
 from helpers.reference import unpad
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx
 
 from gtpo.errors import RunError
 from gtpo.training.batch import padded_batch
 from gtpo.training.checks import check_rollouts, next_check
+from gtpo.training.record import Measured, Recorder
 
 
 def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
@@ -78,3 +82,33 @@ def test_a_model_without_an_adapter_is_not_checked(build: Any, monkeypatch: Monk
     trainer = with_sampler(build("grpo", target_modules=None))
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def logged_by(micro_batches: list[dict[str, float]], tokens: list[int], whole: int) -> dict[str, list[float]]:
+    """What a step of these micro-batches logs; ``tokens`` of each, ``whole`` in all."""
+    logged: dict[str, list[float]] = defaultdict(list)
+    accelerator = SimpleNamespace(gather=lambda values: values, sync_gradients=False)
+    trainer = SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(training=True), log_completions=False)
+    trainer.losses = lambda: len(micro_batches)
+    trainer.generation, trainer._metrics = 1, {"train": logged}
+    trainer._logs = {"extra": {"entropy": []}}
+    recorder = Recorder(trainer)
+    for number, (metrics, count) in enumerate(zip(micro_batches, tokens, strict=True), 1):
+        accelerator.sync_gradients = number == len(micro_batches)
+        measured = Measured(torch.zeros(1), metrics={name: torch.tensor(value) for name, value in metrics.items()})
+        mask = (torch.arange(4) < count)[None].int()
+        inputs = {"completion_mask": mask, "num_items_in_batch": torch.tensor(whole), "row": torch.zeros(1)}
+        recorder.loss(torch.tensor(0.0), measured, torch.zeros(1, 4), torch.zeros(1, 4), inputs)
+    return {name: values for name, values in logged.items() if name != "entropy"}
+
+
+def test_a_mean_over_tokens_and_what_was_not_measured() -> None:
+    """Two micro-batches of three tokens and of one: a mean over tokens weighs them by these."""
+    found = logged_by([{"kl": 1.0, "mine": 1.0}, {"kl": 5.0, "mine": 3.0}], [3, 1], 4)
+    assert sum(found["kl"]) / 2 == approx((3 * 1 + 5) / 4) and found["mine"] == [1.0, 3.0]
+    assert logged_by([{"kl": 0.5}], [1], 1) == {"kl": [0.5]}  # one token in all
+    assert logged_by([{"kl": 0.5}], [0], 0) == {"kl": [0.0]}
+    assert logged_by([{"mine": nan}, {"mine": 2.0}], [1, 1], 2) == {"mine": [2.0]}
+    assert logged_by([{"mine": nan}], [1], 1) == {}  # not measured
+    found = logged_by([{"clip_ratio/low_min": 0.25}, {"clip_ratio/low_min": 0.5}], [1, 1], 2)
+    assert found == {"clip_ratio/low_min": [0.25, 0.5]}

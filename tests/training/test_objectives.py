@@ -20,6 +20,7 @@ from torch import Tensor
 
 from examples.objectives.rloo import RLOO, CompletionRatio, LeaveOneOut
 from gtpo import GRPOTrainer
+from gtpo.errors import UsageError
 
 ROWS = 12
 EPSILON = {"epsilon_low": 0.2, "epsilon_high": 0.28}
@@ -258,3 +259,29 @@ def test_two_steps_on_one_generation(file: str, build: Any, monkeypatch: pytest.
     assert len(seen) == 2
     for found, expected in seen:
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+OTHER = {"beta": 0.04, "epsilon": 0.3, "epsilon_high": 0.3, "loss_type": "dapo", "scale_rewards": "batch"}
+OTHER |= {"multi_objective_aggregation": "normalize_then_sum"}
+OF_RATIO = {"beta", "epsilon", "epsilon_high", "loss_type"}
+UNREAD = dict.fromkeys(("cispo", "gmpo", "gspo", "luspo", "sapo", "vespo"), OF_RATIO)  # settings of no effect
+UNREAD |= {file: {"beta", "loss_type"} for file in ("high_entropy", "off_policy_mask", "two_sided")}
+UNREAD |= {"gdpo": {"scale_rewards", "multi_objective_aggregation"}, "rloo": OF_RATIO | {"scale_rewards"}}
+
+
+@pytest.mark.parametrize("file", UNREAD)
+def test_a_setting_that_the_formula_does_not_read_is_refused(file: str) -> None:
+    kind = kind_of(file)
+    args = trl.GRPOConfig(loss_type="grpo", use_bias_correction_kl=False, bf16=False, use_cpu=True)
+    kind.check_settings(args)
+    refused_ = set()
+    for name, value in OTHER.items():
+        before = getattr(args, name)
+        setattr(args, name, value)
+        try:
+            kind.check_settings(args)
+        except UsageError as error:
+            assert str(error).startswith(f"{name} = {value!r}: {kind.__name__} does not use it, expected {before!r}")
+            refused_.add(name)
+        setattr(args, name, before)
+    assert refused_ == UNREAD[file]
