@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,7 +53,7 @@ class Experiment:
     seed: int
     model: str
     argv: tuple[str, ...]  # the train script and its flags
-    run: RunDirectory = field(compare=False)  # argv names it
+    directory: Path = field(compare=False)  # argv names it
     log: Path
     cost: float  # estimated duration in UNITS; at paper scale the upper end
     settings: Matrix = field(default_factory=dict, compare=False)  # those of configs/
@@ -60,6 +61,10 @@ class Experiment:
     @property
     def label(self) -> str:
         return f"{self.name}-s{self.seed}"
+
+    @cached_property
+    def run(self) -> RunDirectory:
+        return RunDirectory(self.directory)
 
     @property
     def is_finished(self) -> bool:
@@ -195,7 +200,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     spec = matrix[scale]
     method = name.partition("-")[0]
     settings = settings_of(matrix, scale, name)
-    run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
+    directory = RUNS / scale / f"{name}-s{seed}"
     if scale != "paper":
         flags = to_argv(settings)
         model = "tiny"
@@ -216,10 +221,10 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         "--seed",
         str(seed),
         "--output_dir",
-        str(run.path),
+        str(directory),
     )
-    log = RUNS / scale / "logs" / f"{run.path.name}.log"
-    return Experiment(name, seed, model, argv, run, log, cost, settings)
+    log = RUNS / scale / "logs" / f"{directory.name}.log"
+    return Experiment(name, seed, model, argv, directory, log, cost, settings)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:

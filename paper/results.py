@@ -18,7 +18,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import read_regular
-from gtpo.runs.directory import RunDirectory, check_seeds, find_runs, is_held_out, run_label
+from gtpo.runs.directory import RunDirectory, check_seeds, find_runs, is_held_out, run_around, run_label
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Results:
 def _scores_of(entry: Entry) -> Entry:
     """The row of an entry; of the adapters of a run the final one has its name, others ``NAME@best``, ``NAME@40``."""
     adapter = Path(entry["adapter"] or "base/adapter")
-    run = RunDirectory(adapter.parent)
+    run = run_around(adapter)
     name, seed = split_name(run.path)
     if adapter != run.adapter:
         name += f"@{adapter.name.removeprefix('checkpoint-')}"
@@ -165,7 +165,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] = MappingPro
     oldest_first = sorted(evaluations, key=lambda path: path.stat().st_mtime)
     found = [entry for path in oldest_first for entry in _entries_of(path, models)]
     for entry in filter(itemgetter("adapter"), found):
-        run = RunDirectory(Path(entry["adapter"]).parent)
+        run = run_around(entry["adapter"])
         read.append((*_identify(run.path, {}), run))
     check_seeds(read)
     return Results.of(runs, condensed + _comparable(found))
@@ -211,7 +211,7 @@ def _sampling(entry: Entry) -> Sampled:
 def _entries_of(path: Path, models: Mapping[str, str]) -> Iterator[Entry]:
     """The entries of a ``results.json`` that are of the runs as they are now; greedy ones under a name of their own."""
     for entry in json.loads(read_regular(path))["results"]:
-        run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
+        run = run_around(entry["adapter"] or "base/adapter")
         if _expected_model(run, models):
             continue
         if weights_have_changed(Head.of_entry(entry)):

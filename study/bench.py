@@ -15,7 +15,8 @@ from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.arguments import DATA_FLAGS
 from gtpo.files import fingerprint, read_yaml
 from gtpo.grading.user_functions import import_named
-from gtpo.runs.directory import OUTPUTS, RunDirectory, is_adapter, to_argv
+from gtpo.models.source import model_source
+from gtpo.runs.directory import OUTPUTS, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
 from study import SETTINGS, Row, Seeds, Values, Words
@@ -211,7 +212,7 @@ class Comparison(SimpleNamespace):
             seed,
             base.settings["model"],
             argv,
-            RunDirectory(path),
+            path,
             log,
             base.minutes_per_100_steps * self.steps * arm.updates / 100,
         )
@@ -342,7 +343,7 @@ def bases_of(spec: Values) -> list[Base]:
             continue
         if not spec["benchmark"]:
             raise UsageError(f"--base {word}: add --benchmark with held-out problems, as gsm8k or my_test.csv.")
-        if is_adapter(Path(word)) or is_adapter(RunDirectory(word).adapter):  # its base would be scored without it
+        if model_source(word).adapter:  # its base would be scored without it
             raise UsageError(f"--base {word} is an adapter: merge it (--merge 16bit) and name the merged model.")
         name = Path(word).name
         own = {"settings": {"model": word}, "title": name, "weights": fingerprint(word)}

@@ -97,7 +97,11 @@ class Found(NamedTuple):
 
     def made_from(self, label: str) -> Row:
         """Hashes of the rows and files that a run of this machine was made from."""
-        return dict(RunDirectory(self.place / label).read_environment().get("made_from", {}))
+        return dict(self.run(label).read_environment().get("made_from", {}))
+
+    def run(self, label: str) -> RunDirectory:
+        """A run of this machine."""
+        return RunDirectory(self.place / label)
 
     def problems(self, comparison: Comparison, arm: Arm) -> dict[int, dict[str, str]]:
         """Seed -> what makes a run of an arm useless, as its own last lines say; empty for a run without problems."""
@@ -108,7 +112,7 @@ class Found(NamedTuple):
             run = (self.name(arm), seed)
             if run in self.results.runs:
                 rows = self.results.runs[run].filter(OF_PROBLEMS).reset_index().to_dict("records")
-                stored = RunDirectory(self.place / "{}-s{}".format(*run)).read_config()
+                stored = self.run("{}-s{}".format(*run)).read_config()
                 found[seed] = find_problems(rows, stored.get("max_completion_length"))
         return found
 
@@ -380,7 +384,7 @@ def settings_rows(comparison: Comparison, found: Found) -> list[Row]:
     rows: list[Row] = []
     for arm in comparison.arms:
         for seed in [] if comparison.name else comparison.seeds:
-            run = RunDirectory(found.place / f"{found.name(arm)}-s{seed}")
+            run = found.run(f"{found.name(arm)}-s{seed}")
             stored = run.read_config()
             if not stored:
                 continue

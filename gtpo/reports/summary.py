@@ -149,16 +149,16 @@ def start_lines(settings: Settings, prompts: int, state: TrainerState, processes
     ]
 
 
-def log_summary(settings: Settings) -> None:
+def log_summary(settings: Settings, run: RunDirectory) -> None:
     """Log how the run ended."""
-    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics()):
+    for line in end_lines(settings, run, run.read_metrics()):
         logger.warning(line)
 
 
-def end_lines(settings: Settings, rows: Rows) -> list[str]:
+def end_lines(settings: Settings, run: RunDirectory, rows: Rows) -> list[str]:
     """How a run ended: problems first, then the scores, where its files are, and the next command."""
     text = TEMPLATES.get_template("end.txt.jinja").render(
-        run=RunDirectory(settings.output_dir),
+        run=run,
         settings=settings,
         problems=find_problems(rows, _length_limit(settings)).values(),
         scores=score_lines(rows),

@@ -15,14 +15,13 @@ from gtpo.runs.directory import RunDirectory, run_label
 logger = logging.getLogger(__name__)
 
 
-def start_wandb(settings: Settings) -> Any:
+def start_wandb(settings: Settings, run_directory: RunDirectory) -> Any:
     """The wandb run with the name and id of the run directory, the same one when the run is resumed. It never prompts.
 
     Runs whose names differ in a last -s1, -s2, ... form one wandb group, so that a panel can show mean and spread.
     """
     import wandb
 
-    run_directory = RunDirectory(settings.output_dir)
     method = settings.method.upper()
     name = run_directory.path.name
     identity = run_directory.wandb_id

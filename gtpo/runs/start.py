@@ -22,6 +22,7 @@ from gtpo.runs.directory import (
     completions_of_step,
     delete,
     latest_complete,
+    run_around,
     sorted_checkpoints,
     steps_are_done,
 )
@@ -106,7 +107,7 @@ def _trained_prompts(settings: Settings, rows: Any) -> bytes:
     """The content of prompts.bin: of the training rows, and of the run whose adapter the training starts from."""
     keys = {*prompt_keys(row["prompt"] for row in rows)}
     if settings.model.initial_adapter:
-        keys |= RunDirectory(Path(settings.model.initial_adapter).parent).read_prompts()
+        keys |= run_around(settings.model.initial_adapter).read_prompts()
     return b"".join(sorted(keys))
 
 

@@ -38,8 +38,9 @@ class StopOnSignal(TrainerCallback):
     is NCCL's): it may be sent twice, and never exits immediately; another second signal does. Add it last.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, run: RunDirectory) -> None:
         self.trainer = trainer
+        self.run = run
         self.received: int | None = None
         self.before: dict[int, Any] = {}
 
@@ -71,7 +72,7 @@ class StopOnSignal(TrainerCallback):
         self.restore()
         if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
             if is_main_process():
-                how = how_to_continue(RunDirectory(args.output_dir))
+                how = how_to_continue(self.run)
                 logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
@@ -109,6 +110,11 @@ class StopOnNonFinite(TrainerCallback):
         raise non_finite_error(f"{what} ({name})", self.trainer, batches)
 
 
+def run_of(trainer: Any) -> RunDirectory:
+    """The run of a trainer; that of a library user lacks the files of a script."""
+    return RunDirectory(trainer.args.output_dir)
+
+
 def non_finite_error(
     what: str,
     trainer: Any,
@@ -122,7 +128,7 @@ def non_finite_error(
     of a step that has no batch yet. ``mend``: what to change before the run continues.
     """
     step = trainer.state.global_step + 1
-    run = RunDirectory(trainer.args.output_dir)
+    run = run_of(trainer)
     stops = "the run stops, no checkpoint contains it"
     if batches or rows:  # SFT has neither
         stops += f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
@@ -199,7 +205,7 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
 
 def save_finished_step(trainer: Any) -> str:
     """Write the checkpoint of the last finished step, with the random numbers of the next one; how to continue."""
-    run = RunDirectory(trainer.args.output_dir)
+    run = run_of(trainer)
     step = trainer.state.global_step
     if run.is_ours and step and damage(run.checkpoint(step), contents=False) is not None:
         trainer._save_checkpoint(trainer.model, trial=None)
@@ -214,8 +220,9 @@ class CompleteCheckpoints(TrainerCallback):
     after the callbacks that write into a checkpoint.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, run: RunDirectory) -> None:
         self.trainer = trainer
+        self.run = run
         self.limit: int | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -224,7 +231,7 @@ class CompleteCheckpoints(TrainerCallback):
         if not state.global_step:
             return
         if is_main_process():
-            RunDirectory(args.output_dir).set_aside(state.global_step)  # what is there is not that of the next step
+            self.run.set_aside(state.global_step)  # what is there is not that of the next step
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
         # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
@@ -234,7 +241,7 @@ class CompleteCheckpoints(TrainerCallback):
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # each process writes its random state
         if is_main_process():
-            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            checkpoint = self.run.checkpoint(state.global_step)
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
             write_manifest(checkpoint)
             if self.limit:

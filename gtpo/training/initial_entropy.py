@@ -12,9 +12,8 @@ from trl.trainer.utils import RepeatSampler
 
 from gtpo.files import read_regular, write_atomically
 from gtpo.processes import is_main_process
-from gtpo.runs.directory import RunDirectory
 from gtpo.training.batch import Row, Trainer, isolated_rng, padded_batch
-from gtpo.training.faults import non_finite_error
+from gtpo.training.faults import non_finite_error, run_of
 from gtpo_loss import completion_entropy, filter_is_on
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class InitialEntropy(TrainerCallback):
     def _stored_with_run(self) -> float:
         trainer = self.trainer
         settings = trainer.gtpo
-        path = RunDirectory(trainer.args.output_dir).initial_entropy
+        path = run_of(trainer).initial_entropy
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed

@@ -26,7 +26,7 @@ from gtpo.runs.directory import RunDirectory, how_to_continue, steps_are_done
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.best_adapter import BestAdapter
 from gtpo.training.export import save_adapter
-from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
+from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal, run_of
 from gtpo.training.metrics_writer import MetricsWriter, UnloggedMetrics, restore_metrics
 from gtpo.training.precision import keep_adapter_in_float32
 from gtpo.training.refusals import check_embeddings, check_unused
@@ -107,7 +107,7 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     training_begins()  # also where the run was finished before
     save_adapter(trainer, settings, directory)
     if is_main_process():
-        for finish in (partial(write_report, directory.path), partial(log_summary, settings)):
+        for finish in (partial(write_report, directory.path), partial(log_summary, settings, directory)):
             try:
                 finish()
             except Exception as error:
@@ -123,12 +123,12 @@ def attach_callbacks(trainer: Any, settings: Settings, run: RunDirectory) -> Non
     wandb = "wandb" in trainer.args.report_to and is_main_process()
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
     for callback in (
-        MetricsWriter(run, start_wandb(settings) if wandb else None),
+        MetricsWriter(run, start_wandb(settings, run) if wandb else None),
         BestAdapter(run, trainer.processing_class, held_out_metric),
-        UnloggedMetrics(trainer),
-        CompleteCheckpoints(trainer),
+        UnloggedMetrics(trainer, run),
+        CompleteCheckpoints(trainer, run),
         StopOnNonFinite(trainer),
-        StopOnSignal(trainer),  # last: it ends the process after the others
+        StopOnSignal(trainer, run),  # last: it ends the process after the others
     ):
         trainer.add_callback(callback)
 
@@ -145,7 +145,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         if is_main_process():
             logger.warning("%s is finished, and saved again: --max_steps trains further", trainer.args.output_dir)
             state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
-            restore_metrics(RunDirectory(trainer.args.output_dir), state, trainer.args)
+            restore_metrics(run_of(trainer), state, trainer.args)
         return
     # of a share, such as --eval_steps 0.1, and the steps that it stands for
     of_transformers = logging.getLogger("transformers.trainer_utils")
@@ -154,7 +154,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
     except torch.OutOfMemoryError as error:
         args = trainer.args
-        again = how_to_continue(RunDirectory(args.output_dir))
+        again = how_to_continue(run_of(trainer))
         raise RunError(
             f"out of memory in step {trainer.state.global_step + 1}: lower --per_device_train_batch_size (now "
             f"{args.per_device_train_batch_size}) and raise --gradient_accumulation_steps (now "

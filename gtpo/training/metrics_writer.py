@@ -62,8 +62,9 @@ class UnloggedMetrics(TrainerCallback):
     ``_globalstep_last_logged`` (the sum of the losses since that step). Add it before CompleteCheckpoints.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, run: RunDirectory) -> None:
         self.trainer = trainer
+        self.run = run
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         trainer = self.trainer
@@ -71,11 +72,10 @@ class UnloggedMetrics(TrainerCallback):
         loss = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()  # every process calls it
         if since < state.global_step and is_main_process():
             found = {"since": since, "loss": loss, "metrics": trainer._metrics["train"], "tokens": self._tokens}
-            file = RunDirectory(args.output_dir).checkpoint(state.global_step) / UNLOGGED
-            write_atomically(file, json.dumps(found))
+            write_atomically(self.run.checkpoint(state.global_step) / UNLOGGED, json.dumps(found))
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        file = RunDirectory(args.output_dir).checkpoint(state.global_step) / UNLOGGED
+        file = self.run.checkpoint(state.global_step) / UNLOGGED
         if not (state.global_step and file.is_file()):
             return
         found = json.loads(read_regular(file))

@@ -14,7 +14,7 @@ from pytest import MonkeyPatch
 
 from gtpo.errors import RunError, UsageError
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.directory import command_of
+from gtpo.runs.directory import RunDirectory, command_of
 
 
 def test_no_auto_class_runs_remote_code() -> None:
@@ -36,7 +36,7 @@ def test_a_stored_wandb_id_sends_no_text_of_files(planted: str, tmp_path: Path, 
     secret.write_text("abcd1234")  # as the id of a run
     identity = tmp_path / "wandb_id"
     identity.symlink_to(secret) if planted == "a link" else identity.write_text(planted)
-    first, second = (start_wandb(parsed("--output_dir", str(tmp_path))).id for _ in range(2))
+    first, second = (start_wandb(parsed("--output_dir", str(tmp_path)), RunDirectory(tmp_path)).id for _ in range(2))
     assert first == second == identity.read_text() and first not in ("abcd1234", planted)
     assert secret.read_text() == "abcd1234" and not identity.is_symlink()
 

@@ -17,6 +17,7 @@ def test_an_entry_is_written_as_it_was_read() -> None:
     assert (entry.origin.adapter, entry.per_problem[0].c) == ("outputs/demo/gtpo/adapter", 1)
     assert entry.settings.sampling == Sampling(2, 0.5, 0.9, 1, 64, None, load_in_4bit=True)
     assert entry.settings.prompt.template_kwargs == {"style": "plain"}
+    assert entry.strict.means == {"pass": {1: 50.0, 2: 100.0}}
     assert entry.lenient == Scores({"pass": {1: 100.0, 2: 100.0}}, {"pass": {1: [2.5, 100.0]}})
     earlier = {name: value for name, value in STORED.items() if name not in ("data", "dropped", "graded_by")}
     assert Entry.read(earlier).write() == entry.write() | {"data": {}, "dropped": {}, "graded_by": {}}

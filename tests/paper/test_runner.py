@@ -24,7 +24,6 @@ from helpers.runs import finish, held
 from helpers.scripts import ROOT, user_environment
 from pandas import DataFrame
 
-from gtpo.runs.directory import RunDirectory
 from paper import runner
 from paper.matrix import Experiment, experiments_of, load_matrix, runs_of
 from paper.runner import run_all, run_forked, run_one, slots_of, threads_of
@@ -214,7 +213,7 @@ def test_a_fork_trains_as_a_process_of_its_own(
         Experiment(
             *(run.name, 1, str(tiny)),
             argv=("train_gtpo.py", "--model", str(tiny), *flags.split(), "--output_dir", str(run)),
-            run=RunDirectory(run),
+            directory=run,
             log=run.with_suffix(".log"),
             cost=0.0,
         )

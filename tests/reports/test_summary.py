@@ -12,6 +12,7 @@ from transformers import TrainerControl, TrainerState
 
 from gtpo.arguments import Settings
 from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, score_lines, scores
+from gtpo.runs.directory import RunDirectory
 
 TABLES = tables_of(__file__)
 
@@ -102,7 +103,7 @@ def test_each_problem_is_said_once_while_it_happens(
 
 
 def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
-    lines = end_lines(settings_of(tmp_path), [row(step, **CUT) for step in (1, 2, 3)])
+    lines = end_lines(settings_of(tmp_path), RunDirectory(tmp_path), [row(step, **CUT) for step in (1, 2, 3)])
     assert "--max_completion_length" in lines[0]
 
 
@@ -112,7 +113,7 @@ def test_the_last_lines_of_a_run(tmp_path: Path) -> None:
     (run / "best").mkdir(parents=True)
     write_json(run / "best" / "best.json", {"step": 7, "accuracy": 50.0})
     long = dict.fromkeys([f"rewards/of_the_{name}_file/mean" for name in ("first", "second", "third")], 2.0)
-    assert end_lines(settings_of(run), [row(step, **long) for step in range(1, 41)]) == [
+    assert end_lines(settings_of(run), RunDirectory(run), [row(step, **long) for step in range(1, 41)]) == [
         f"Run finished: {run}",
         "Means of the first and last 10 logged steps: cut off 25.0 -> 25.0 %,",
         "  of_the_first_file 2 -> 2, of_the_second_file 2 -> 2, of_the_third_file 2 -> 2",
@@ -125,7 +126,7 @@ def test_the_last_lines_of_a_run(tmp_path: Path) -> None:
 def test_the_last_line_evaluates_your_data_too(flags: str, expected: str, here: Path) -> None:
     (here / "train.jsonl").write_text('{"question": "q", "answer": "1"}\n')
     settings = parsed("--output_dir", "run", "--model", "tiny", *flags.split())
-    assert end_lines(settings, [])[-1] == f"Evaluate: python evaluate.py --benchmarks {expected}"
+    assert end_lines(settings, RunDirectory("run"), [])[-1] == f"Evaluate: python evaluate.py --benchmarks {expected}"
 
 
 def test_a_run_whose_gradient_is_always_0_has_trained_nothing() -> None:

@@ -30,7 +30,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import WandbCallback
 
 from gtpo.errors import RunError
-from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
+from gtpo.runs.directory import RunDirectory, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import faults
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
@@ -223,7 +223,7 @@ def test_the_counts_of_a_resumed_run_continue(tmp_path: Path) -> None:
     rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
     state = TrainerState(global_step=2, log_history=rows)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
+    CompleteCheckpoints(trainer, RunDirectory(tmp_path)).on_train_begin(args, state, TrainerControl())
     assert trainer._total_train_tokens == 408
 
 
@@ -310,7 +310,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(tiny: Path, tmp_path: Path
 
 
 def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
-    callback, control = StopOnSignal(SimpleNamespace()), TrainerControl()
+    callback, control = StopOnSignal(SimpleNamespace(), RunDirectory(tmp_path)), TrainerControl()
     callback.received = SIGINT
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
     callback.on_step_end(args, TrainerState(), control)
@@ -346,7 +346,7 @@ def test_signals_have_their_handlers_again_after_training(fails: bool, tracked: 
 def handled() -> Iterator[Any]:
     """``handled(ignored=())``: a callback in training; the signals are ignored, or have the handlers of a script."""
     before = handlers()
-    callback = StopOnSignal(SimpleNamespace())
+    callback = StopOnSignal(SimpleNamespace(), RunDirectory("run"))
 
     def begin(ignored: Sequence[int] = ()) -> StopOnSignal:
         for number in NUMBERS:

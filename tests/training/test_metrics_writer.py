@@ -84,7 +84,7 @@ def init(monkeypatch: MonkeyPatch) -> Mock:
 
 def start(directory: Path, *argv: str) -> None:
     directory.mkdir(exist_ok=True)
-    start_wandb(parsed("--output_dir", str(directory), "--seed", "1", *argv))
+    start_wandb(parsed("--output_dir", str(directory), "--seed", "1", *argv), RunDirectory(directory))
 
 
 def test_wandb_gets_the_lines_of_metrics_jsonl(writer: MetricsWriter) -> None:
