@@ -14,14 +14,15 @@ from study import Row, Words
 from study.measures import rounded
 
 ORIGINS = "origins.json"
-ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json; the trainer follows
+ORIGIN_KEYS = ("git_revision", "platform", "cpu_count")  # of environment.json; trainer and versions follow
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")  # whose versions decide what a step computes
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 
 
 def store(directory: Path, source: Path, runs: Iterable[Experiment], metrics: Words) -> None:
     """Add the finished ones of some runs below ``source``, and their scores, to the condensed results in ``directory``.
 
-    Revision and machine of each run are stored too, and the scores of the base.
+    The origin of each run is stored too, and the scores of the base.
     """
     new = {(run.name, run.seed): run.label for run in runs if run.is_finished}
     if not new:
@@ -59,7 +60,7 @@ def condense(results: Results, directory: Path, metrics: Words) -> None:
 
 
 def origins_in(directory: Path) -> Row:
-    """Label of each run below a directory -> its origin: revision, platform, cores, trainer."""
+    """Label of each run below a directory -> its origin: revision, platform, cores, trainer, versions."""
     found = {}
     for path in sorted(directory.glob("*/environment.json")):
         found[path.parent.name] = origin_of(read_json(path))
@@ -69,11 +70,13 @@ def origins_in(directory: Path) -> Row:
 def origin_of(environment: Row) -> list[Any]:
     """From the content of environment.json."""
     origin = [environment.get(key) for key in ORIGIN_KEYS]
-    return [*origin, trainer_of(origin[0])]
+    packages = environment.get("packages", {})
+    versions = ", ".join(f"{name} {packages.get(name)}" for name in LIBRARIES)
+    return [*origin, trainer_of(origin[0]), versions]
 
 
 def read_origins(directory: Path) -> Row:
-    """:func:`origins_in` of condensed runs, of earlier ones without the trainer; empty if they were stored without."""
+    """:func:`origins_in` of condensed runs, earlier ones shorter by one or two; empty if they were stored without."""
     return read_json(directory / ORIGINS)
 
 

@@ -72,7 +72,7 @@ def trainer_of(revision: str | None) -> str | None:
 
 
 def why_unlike(first: Sequence[Any] | None, second: Sequence[Any] | None) -> str:
-    """Why two runs are no pair, by their origins; empty for one revision or trainer on the same kind of machine."""
+    """Why two runs are no pair, by their origins; empty for one trainer, one set of versions, one kind of machine."""
     if first == second:
         return ""
     if not (first and second):
@@ -80,7 +80,11 @@ def why_unlike(first: Sequence[Any] | None, second: Sequence[Any] | None) -> str
     if first[1:3] != second[1:3]:
         return f"of another machine, {first[1]}"
     one, other = [origin[3] if origin[3:] else trainer_of(origin[0]) for origin in (first, second)]
-    return "" if one and one == other else f"of another trainer, revision {first[0]}"
+    if not one or one != other:
+        return f"of another trainer, revision {first[0]}"
+    if first[4:] and second[4:] and first[4] != second[4]:  # earlier origins have no versions
+        return f"of other versions, {first[4]}"
+    return ""
 
 
 def hashes_of(words: Iterable[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ from study.compare import (
     works_of,
     write_page,
 )
-from study.storage import condense
+from study.storage import condense, origin_of
 from study.train import check
 
 TABLES = tables_of(__file__)
@@ -177,8 +177,10 @@ def test_an_arm_is_a_file_of_settings(name: str, method: str, kept: dict[str, An
     assert (arm.method, arm.label, arm.settings) == (method, name, kept)
 
 
-def origin(trainer: str | None = "t", revision: str = "a", machine: str = "linux") -> list[Any]:
-    return [revision, machine, 2, trainer]
+def origin(
+    trainer: str | None = "t", revision: str = "a", machine: str = "linux", versions: str = "trl 2"
+) -> list[Any]:
+    return [revision, machine, 2, trainer, versions]
 
 
 @pytest.mark.parametrize(
@@ -189,12 +191,20 @@ def origin(trainer: str | None = "t", revision: str = "a", machine: str = "linux
         (origin("other"), "of another trainer, revision a"),
         (origin(None, "b"), "of another trainer, revision b"),
         (origin(machine="mac"), "of another machine, mac"),
+        (origin(versions="trl 1"), "of other versions, trl 1"),
+        (["b", "linux", 2, "t"], ""),  # stored before the versions were
         (["b", "linux", 2], "of another trainer, revision b"),  # git does not know it
         (None, "of an unknown origin"),
     ],
 )
 def test_which_stored_runs_make_a_pair(stored: list[Any] | None, expected: str) -> None:
     assert why_unlike(stored, origin()) == expected
+
+
+def test_the_origin_of_a_run_has_the_versions_that_it_ran_with() -> None:
+    environment = {"platform": "linux", "cpu_count": 2, "packages": {"torch": "2.13.0+cpu", "trl": "1.16.0"}}
+    expected = "torch 2.13.0+cpu, transformers None, trl 1.16.0, peft None, accelerate None"
+    assert origin_of(environment) == [None, "linux", 2, None, expected]
 
 
 def test_the_trainer_of_a_revision() -> None:
