@@ -11,7 +11,7 @@ from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise
 from gtpo.grading.numerals import last_place, parse_number, same_number
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
-from gtpo.grading.subject import is_name
+from gtpo.grading.subject import CLOSED, is_name
 from gtpo.grading.units import LABEL, in_one_unit, split_unit, strip_units, without_change, without_same_change
 from gtpo.grading.worker import shared_worker
 
@@ -34,6 +34,12 @@ _INTEGER = re.compile(
     r"([a-z])\$?\s*(?:\\in|\u2208)\s*(?:\\mathbb\s*\{?Z|\\Z|\u2124|Z)"
     r"|(?:integers?|integer values?(?: of)?)\s*\}?\s*\$?([a-z])(?![a-z])"
     r"|([a-z])\$?\s*\}?\s*(?:\\text\s*\{\s*)?(?:is|are|being) any? integer"
+)
+_CONDITION = re.compile(  # at the end of an answer
+    r"(?:[,(]\s*\$?[a-z]\s*(?:\\in|\u2208)\s*(?P<set>\\mathbb\s*\{?[ZNRQ]\}?|\\?[ZNRQ\u2124])"
+    r"|\bfor (?:all |any |every |some |an? )?(?P<words>(?:(?:positive|negative|even|odd|real) )*(?:integer|number))"
+    r"|(?:[,(]|\b(?:for|when|where|with|if)\b)[\s}$]*"
+    r"(?P<relation>[a-z]\s*(?:[<>\u2264\u2265]|\\(?:leq?|geq?|neq?)(?![a-z]))(?:[^,;(){}]|\{[^{}]*\})*))[^,;]*$"
 )
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
@@ -77,6 +83,8 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
     ``budget`` is the time that this comparison shares with others; its own by default. Two answers whose comparison
     ends above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
     """
+    if _conditions_differ(a, b):
+        return False
     a, b = _with_one_parameter(a, b)
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
     if not first:
@@ -103,6 +111,17 @@ def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
     (old,), (new,) = second, first
     is_free = new not in re.sub(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}| (?:is|an) ", "", b)
     return a, re.sub(rf"(?<![a-zA-Z\\]){old}(?![a-zA-Z])|(?<=\d){old}(?![a-zA-Z])", new, b) if is_free else b
+
+
+def _conditions_differ(a: str, b: str) -> bool:
+    """True if two answers with a condition on their variable name it in one way, and not the same: for x > 3, x < 3."""
+    first, second = (_CONDITION.search(text[-MAX_LENGTH:]) for text in (a, b))
+    kind = first.lastgroup or "" if first and second and first.lastgroup == second.lastgroup else ""
+    if not first or not second or not kind or first[kind] == second[kind]:
+        return False
+    if kind == "relation" and (_is_relation(normalise(a)) or _is_relation(normalise(b))):
+        return False  # the answers themselves
+    return squash(normalise(first[kind].strip("*$ "))) != squash(normalise(second[kind].strip("*$ ")))
 
 
 @lru_cache(maxsize=2**16)
@@ -167,13 +186,13 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     text = text.replace(name, name := _without_labels(name), 1)
     if _NEGATION.search(text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
-    if len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
+    if text.count("=") == len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
     value = values[-1]
     is_constant = not _variables(split_unit(value).value)
     is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
     is_unfinished = is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
-    is_named = NAME.fullmatch(name) and (not has_words(name) or is_name(name))
+    is_named = NAME.fullmatch(name) and (is_name(name) if has_words(name) else name.lower() not in CLOSED)
     if not (is_named or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation
@@ -201,7 +220,7 @@ def _is_quantity(text: str) -> bool:
     r"""True for what has a value: ``|z|``, ``f(2)``, ``m+n``, ``\frac{a}{b}``, words; not for 2x, x+1, x^2 and -x."""
     if re.match(r"\\(?:sum|prod|int|lim|max|min|det)(?![a-zA-Z])", text):
         return True
-    if has_words(re.sub("[A-Z]", "", text)):  # not AB^2
+    if text.lower() in CLOSED or has_words(re.sub("[A-Z]{2,}(?![a-z])", "", text)):  # not AB^2
         return is_name(text)
     count = 1
     while count:

@@ -40,6 +40,8 @@ _CHARACTERS = str.maketrans(TABLES["characters"] | _CONTROL)
 _BARE = f"{TABLES['fonts']} {TABLES['declarations']}"
 _COMMANDS = TABLES["commands"] | dict.fromkeys(_BARE.split(), "")
 _ACCENTED = re.compile("(?i)(?<=[a-z])[\u00c0-\u017f]|[\u00c0-\u017f](?=[a-z])")  # días, año; not x̄
+_BEFORE_BOX = re.compile(r"(?:^|[=:$.,]|\\[(\[]|(?<![\\a-zA-Z])[a-zA-Z]{2,})\s*\Z")
+_BEHIND_BOX = re.compile(r"\s*(?:\Z|[$.,]|\\[)\]]|\\text|[a-zA-Z]{2})")
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
 
@@ -92,8 +94,7 @@ def _ascii_character(char: str) -> str:
         return str(unicodedata.decimal(char))
     if category == "Cf" or "\ufe00" <= char <= "\ufe0f":
         return ""
-    is_decoration = category == "So" and char not in TABLES["not_decoration"]
-    return " " if category == "Cc" or is_decoration else char
+    return " " if category == "Cc" or char in TABLES["decoration"] else char
 
 
 def _unwrap(text: str) -> str:
@@ -107,11 +108,16 @@ def _unwrap(text: str) -> str:
 
 
 def _unbox(text: str) -> str:
-    """The content of the only box. A number outside the box is a second answer, so the text is returned as it is."""
+    """A text with the content of its only box in place, where words, ``=`` or nothing are next to the box."""
     box, *others = boxes(text) or [None]
-    if not box or others or re.search(r"\d", text.replace(box, "", 1)):
+    found = re.search(rf"\\(?:boxed|fbox)\s*(?:\{{\s*{re.escape(box)}\s*\}}|{re.escape(box)})", text) if box else None
+    if not box or not found or others:
         return text
-    return box
+    before, after = text[: found.start()], text[found.end() :]
+    if "\\(" not in before and "\\[" not in before:
+        after = re.sub(r"^\s*\\[)\]]", "", after)
+    is_read = _BEFORE_BOX.search(before) and _BEHIND_BOX.match(after)
+    return f"{before}{' ' * before[-1:].isalnum()}{box}{' ' * after[:1].isalnum()}{after}" if is_read else text
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:

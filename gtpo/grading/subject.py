@@ -17,7 +17,8 @@ def _any(name: str) -> str:
     return "|".join(sorted(TABLES[name].split(), key=len, reverse=True))
 
 
-_MATH = r"\\(?:triangle|angle|overline)\s*\{?[A-Z]{1,4}\}?|[A-Z]{1,4}|[a-zA-Z](?:_\{?\w\}?|\([a-z\d]\))?"
+_POINTS = "(?-i:[A-Z]{1,4})"
+_MATH = rf"\\(?:triangle|angle|overline)\s*\{{?{_POINTS}\}}?|{_POINTS}|[a-zA-Z](?:_\{{?\w\}}?|\([a-z\d]\))?"
 _MATH += rf"|\$(?:{_MATH}|[a-z](?:\s*\+\s*[a-z])+)\$"
 _DETERMINER = r"(?:the|an?|its|his|her|their|our|my|your|this|that|(?:the )?[a-z]+'s)\s+"
 _NOUNS = (
@@ -27,7 +28,7 @@ _LINKS = "of|in|for|on|per|between"
 _TOTAL = r"(?:\s+(?:in total|in all|altogether))?"
 _FINAL = rf"(?:(?:{_any('modifiers of a subject')})\s+)*"
 _ANSWER = re.compile(
-    rf"(?:{_DETERMINER})?{_FINAL}(?:{_any('answers')})s?"
+    rf"(?:(?:the|my|our|this)\s+)?{_FINAL}(?:{_any('answers')})s?"
     r"(?:\s+(?:to|for|of)\s+(?:the|this|your|our)\s+(?:problem|question|exercise|task|puzzle|equation|system|expression)"
     r"|\s+(?:to|for)\s+part\s+\(?[a-z0-9]\)?|\s+choice|\s+option)?",
     re.IGNORECASE,
@@ -40,7 +41,7 @@ _QUANTITY = re.compile(
 )
 _SOMEBODY = rf"(?:he|she|it|they|we|you|i|(?P<who>{_DETERMINER}[a-z]+|[A-Z][a-z]+))"
 _SENTENCE = re.compile(
-    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should))?\s+(?:{_any('verbs')})(?![a-zA-Z]){_TOTAL}",
+    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should))?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
     re.IGNORECASE,
 )
 _COPULA = re.compile(
@@ -53,9 +54,9 @@ def without_subject(text: str) -> str:
     """What is said of a subject; a text without one as it is."""
     if not text[:1].isalpha():
         return text
-    if is_said := _COPULA.search(text):
-        return text[is_said.end() :] if is_subject(text[: is_said.start()]) else text
-    sentence = _SENTENCE.match(text)
+    is_said, sentence = _COPULA.search(text), _SENTENCE.match(text)
+    if is_said and is_subject(text[: is_said.start()]):
+        return text[is_said.end() :]
     if not sentence or not _are_open(sentence["who"] or ""):
         return text
     value = re.match(r"\s*(?:exactly\s+|only\s+|a total of\s+)?([-\d$\\].*)", text[sentence.end() :])
@@ -66,7 +67,7 @@ def without_subject(text: str) -> str:
 def is_subject(text: str) -> bool:
     """True for the answer, for a quantity, and for somebody who has or does something."""
     text = plain(text)
-    if _ANSWER.fullmatch(text):
+    if text.lower() == "it" or _ANSWER.fullmatch(text):
         return True
     if sentence := _SENTENCE.fullmatch(text):
         return _are_open(sentence["who"] or "")
@@ -75,9 +76,8 @@ def is_subject(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """True for what may stand before ``=`` or ``:``: a subject, or nouns alone."""
-    text = re.sub(r"\([^()]*\)", "", plain(text))
-    return is_subject(text) or (not re.search(r"^\s*\d|[+*/<>^]|-(?![a-z])|(?<![a-z])-", text) and _are_open(text))
+    """True for what may stand before ``=`` or ``:``: a subject."""
+    return is_subject(re.sub(r"\([^()]*\)", "", plain(text)))
 
 
 def plain(text: str) -> str:

@@ -165,7 +165,7 @@ def _scaled(value: str, beside: str) -> tuple[str, str, int]:
     """The value times the words of a scale behind it (``5 dozen``, ``13 squared``), the rest, the number of words."""
     count = 0
     while count < _MAX_SCALES and (match := _SCALE.match(beside)):
-        word = match[0].strip().lower()
+        word = match["word"].lower()
         if word in TABLES["powers"]:
             power = TABLES["powers"][word]
             number = parse_number(value)
@@ -183,7 +183,8 @@ def _unit(core: str, *, is_one: bool) -> Unit | None:
     """The unit that a text names, LABEL for a noun; None if it is neither."""
     factors = _factors(core)
     known = [(_unit_named(word), word, power) for word, power in factors]
-    if factors and all(unit for unit, *_ in known):
+    is_power = any(unit is LABEL and power > 1 and word not in ("unit", "units") for unit, word, power in known)
+    if factors and not is_power and all(unit for unit, *_ in known):
         units = [(unit, power) for unit, _, power in known if unit]
         return LABEL if LABEL in [unit for unit, power in units if power > 0] else _product(units)
     parts = re.split(r"\s*(?:\bper\b|[:/])\s*", core)
@@ -197,8 +198,8 @@ def _is_noun(text: str, *, is_one: bool) -> bool:
     """True for a plural, a known noun, or one thing, after words that may stand before it: 14 right triangles."""
     last = text.split()[-1].lower() if text else ""
     is_plural = re.search(r"[a-z]{2}[a-rtv-z]s$|[a-z]ses$", last) or _KNOWN.get(last) is LABEL
-    is_single = is_one and last not in _NOT_HEADS and not re.search(r"(?:ly|ed|ing|wards?)$", last)
-    return _is_open(text) and bool(is_plural or (is_single and len(last) > 2))
+    is_single = is_one and len(last) > 2 and not re.search(r"(?:ly|ed|ing)$", last)
+    return _is_open(text) and last not in _NOT_HEADS and bool(is_plural or is_single)
 
 
 def _is_open(text: str) -> bool:
@@ -249,11 +250,13 @@ _NOT_HEADS = _words("not_heads", "changes")
 _SCALES = {name: Fraction(str(size)) for name, size in TABLES["scales"].items()}
 _SCALES |= {f"{name}s": size for name, size in _SCALES.items()}
 _SCALES |= {f"{name}s": Fraction(1, size) for name, size in TABLES["denominators"].items() if name != "half"}
-_SCALE = re.compile(rf"(?:{_any(_SCALES)}|squared|cubed)(?![a-zA-Z])[\s-]*", re.IGNORECASE)
+_SCALE = re.compile(rf"(?P<word>{_any(_SCALES)}|squared|cubed)(?![a-zA-Z])[\s-]*", re.IGNORECASE)
 _REMARKS = re.compile(rf"(?:,?\s+(?:{'|'.join(TABLES['remarks'])}))+$", re.IGNORECASE)
 _MODIFIERS = re.compile(rf"^(?:(?:{_any(TABLES['modifiers'].split())})\s+)+")
 _PER = re.compile(r"(?:(?<=[a-z%]\s)|^)(?:an?|each|every|for each|for every|per each)\s+(?=[a-z]{2})")
-_OPEN_WORD = re.compile(r"(?!.*(?:ie|teen|[mb]illion|usand|hundred)ths?$)[a-z][a-z-]+(?<!ly)\.?")  # no sixteenths
+_OPEN_WORD = re.compile(  # no sixteenths, no zillions
+    r"(?!.*(?:(?:ie|teen|usand|hundred)ths?|illion(?:th)?s?)$)[a-z][a-z-]+(?<!ly)\.?"
+)
 _GOLD_NOUN = re.compile(r"(-?\d+)\s*\\text\{\s*([a-z]+(?: [a-z]+)?)\s*\}")
 _CHANGE = re.compile(
     rf"(?<=[\d%}}a-z{{])\s*(?<![a-zA-Z])(?:to the\s+)?(?P<word>{_any(TABLES['changes'].split())})"

@@ -53,6 +53,8 @@ HOSTILE = [
     "9" * 300 + " cubed" * 100,
     "5 " + "squared " * 120,
     "5 " + "trillion " * 100,
+    "5 hundred-thousandths",
+    "5 dozen- - eggs",
     "5 " + "each " * 190,
     "5" + " of x" * 190,
     "the " + "final " * 150 + "answer is 5",
