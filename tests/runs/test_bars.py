@@ -1,5 +1,6 @@
 """Bars over completions, which move with each token and fit 80 columns, and the bars of a training run."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import trl
 from pytest import CaptureFixture, MonkeyPatch
 
 from gtpo.reports.progress import ProgressBar
-from gtpo.runs.bars import PHASE, until_end
+from gtpo.runs.bars import PHASE, CompletionBar, until_end
 from gtpo.training.trainer import GTPOTrainer
 
 
@@ -38,6 +39,18 @@ def test_generation_has_a_bar_that_changes_no_token(
     assert "initial entropy:" in shown and "generating" not in shown
     generate()
     assert "initial entropy" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_a_bar_fits_80_columns(columns: str, capsys: CaptureFixture[str], monkeypatch: MonkeyPatch) -> None:
+    """Of a run with a long name, of which the beginning stays."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with CompletionBar("my-run-" + "x" * 200, 100_000, 12_345, 1500) as bar:
+        bar.count_tokens(98_765)
+        bar.bar.refresh()
+    lines = [line for line in re.split("[\r\n]", capsys.readouterr().err) if line.strip()]
+    assert lines and max(map(len, lines)) <= 80 and lines[-1].lstrip().startswith("my-run-xxx")
+    assert lines[-1].rstrip().endswith("12345/100000, 98.8k tokens]")
 
 
 @pytest.mark.parametrize(
