@@ -1,8 +1,10 @@
 """Limits of the grading process: memory, files, and what it does with untrusted text."""
 
+import json
 import resource
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,3 +30,30 @@ def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkey
     own = Worker()
     assert own.compare("x+1", "1+x", None, 5.0)[0] is None
     own.stop()
+
+
+@pytest.mark.parametrize("end", [EOFError, MemoryError])
+def test_the_process_answers_until_its_parent_closes(end: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends without a traceback, and at every request its time begins anew."""
+    requests = iter([["2", "x", None, False], ["3", "y", "0.1", True]])
+    sent: list[bytes] = []
+    alarms: list[int] = []
+    given: list[tuple[str, ...]] = []
+
+    def receive() -> bytes:
+        for request in requests:
+            return json.dumps(request).encode()
+        raise end
+
+    connection = SimpleNamespace(recv_bytes=receive, send_bytes=sent.append)
+    monkeypatch.setattr(symbolic, "Connection", lambda number: {3: connection}[number])
+    monkeypatch.setattr(symbolic, "limit_resources", lambda: None)
+    monkeypatch.setattr(symbolic, "prepare", lambda: None)
+    monkeypatch.setattr(symbolic, "reply", lambda *request: given.append(request) or request[0].encode())
+    monkeypatch.setattr(symbolic.signal, "alarm", alarms.append)
+    monkeypatch.setattr("sys.argv", ["symbolic.py", "3", "one", "two"])
+    monkeypatch.setattr("sys.path", ["here"])
+    symbolic.main()
+    assert sent == [b"ready", b"2", b"3"] and sys.path == ["here", "one", "two"]
+    assert given == [("2", "x", None, False), ("3", "y", "0.1", True)]
+    assert alarms == [symbolic.ORPHAN_LIMIT, 0] * 2
