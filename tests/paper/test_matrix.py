@@ -1,5 +1,6 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from helpers.refusals import refused
 from helpers.runs import checkpoint, fake_run, finish, held
 from helpers.settings import parsed
 from paper_runs import FIGURES as PAPER_FIGURES
+from pytest import approx
 
 from gtpo.arguments import name_of
 from gtpo.cli.parse import parse_evaluation
@@ -25,6 +27,7 @@ from paper.matrix import (
     seeds_of_all,
     select_figures,
 )
+from paper.states import table
 
 MATRIX = load_matrix()
 ALL = select_figures(MATRIX, ["all"], "tiny")
@@ -123,6 +126,40 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     assert states == [[run.label, state] for run, state in zip(runs, of_runs, strict=True)]
     assert "5 runs: 1 finished, 1 running, 1 interrupted, 2 missing;\nabout 2 CPU minutes" in printed
     assert sandbox.calls() == []
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_the_list_has_every_figure_and_evaluation(scale: str, here: Path) -> None:
+    """Two figures that share runs, of which two are finished and scored on one benchmark of several."""
+    figures = ["fig2", "table1"]
+    experiments = experiments_of(MATRIX, figures, scale, [1, 2])
+    evaluations = evaluations_of(MATRIX, figures, scale, experiments)
+    done = {run.label for run in evaluations[1].experiments[:2]}
+    for run in experiments:
+        if run.label in done:
+            fake_run(run.run.path, steps=[3], saved=["adapter", "best"])
+    sampled = dict(zip(evaluations[1].flags[::2], evaluations[1].flags[1::2], strict=False))
+    for run in evaluations[1].experiments[:2]:
+        scores = evaluations[1].result(run)
+        scores.parent.mkdir(parents=True)
+        write_json(scores, {"settings": {flag[2:]: value for flag, value in sampled.items()}})
+    lines = table(MATRIX, figures, scale, experiments, evaluations).splitlines()
+    lines = lines[scale == "paper" :]
+    assert [line.split()[0] for line in lines[: len(experiments)]] == [run.label for run in experiments]
+    of_works = [line.split() for line in lines[len(experiments) :][: len(evaluations)]]
+    numbers = [(label, int(scored), int(of), float(cost)) for label, scored, _, of, cost in of_works]
+    assert numbers == [
+        (work.label, 2 if work is evaluations[1] else 0, len(work.experiments), approx(work.cost, abs=0.06))
+        for work in evaluations
+    ]
+    for figure in figures:
+        runs = [run for run in experiments if run.name in runs_of(MATRIX, [figure], scale)]
+        [line] = [line for line in lines if line.startswith(f"{figure} ")]
+        left = sum(run.cost for run in runs if run.label not in done)
+        found = re.fullmatch(rf"{figure} +(\d+) runs +([\d.]+), ([\d.]+) remaining", line)
+        assert found and len(runs) > 2 and int(found[1]) == len(runs), line
+        assert [float(found[2]), float(found[3])] == approx([sum(run.cost for run in runs), left], abs=0.06)
+    assert f"{len(experiments)} runs: 2 finished, 0 running, 0 interrupted, {len(experiments) - 2} missing;" in lines
 
 
 def test_evaluations_at_paper_scale_have_one_base_model() -> None:

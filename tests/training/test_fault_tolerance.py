@@ -32,7 +32,7 @@ from transformers.integrations import WandbCallback
 from gtpo.errors import RunError
 from gtpo.runs.directory import RunDirectory, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
-from gtpo.training import faults
+from gtpo.training import faults, loop
 from gtpo.training.faults import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 from gtpo.training.trainer import GTPOTrainer
@@ -273,6 +273,23 @@ def test_what_a_run_adds_to_a_trainer_in_which_order(build: Any, tmp_path: Path,
         assert callbacks["MetricsWriter"].wandb_run == wandb
         assert callbacks["BestAdapter"].held_out_metric == ("eval_reward" if held_out else None)
         monkeypatch.delenv("RANK")
+
+
+@pytest.mark.parametrize(("rank", "ends"), [("0", ["report", "summary"]), ("1", [])])
+def test_a_run_is_saved_before_its_report_which_may_fail(
+    rank: str, ends: list[str], tmp_path: Path, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process writes the report and says how the run ended, also where the report cannot be written."""
+    done: list[str] = []
+    for name in ("attach_callbacks", "train", "training_begins", "save_adapter"):
+        monkeypatch.setattr(loop, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr(loop, "write_report", lambda path: done.append("report") or 1 / 0)
+    monkeypatch.setattr(loop, "log_summary", lambda settings: done.append("summary"))
+    monkeypatch.setenv("RANK", rank)
+    loop.run(SimpleNamespace(), SimpleNamespace(output_dir=str(tmp_path)), None)
+    assert done == ["attach_callbacks", "train", "training_begins", "save_adapter", *ends]
+    said = ["ZeroDivisionError: division by zero; the run is complete"]
+    assert caplog.messages == (said if ends else [])
 
 
 # ---- signals ----
