@@ -337,6 +337,29 @@ def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), control)
 
 
+@pytest.mark.parametrize(("received", "code"), [(None, 143), (SIGUSR2, 140)])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_signal_of_another_process_stops_this_one_too(
+    received: int | None, code: int, rank: str, tmp_path: Path, monkeypatch: MonkeyPatch, caplog: Any
+) -> None:
+    """Between two updates on one generation it waits; the first process says how to continue."""
+    monkeypatch.setattr(faults, "any_process", lambda here, device: True)
+    monkeypatch.setenv("RANK", rank)
+    trainer = SimpleNamespace(generation_is_used_up=False)
+    callback, control = StopOnSignal(trainer), TrainerControl()
+    callback.received = received
+    args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
+    callback.on_step_end(args, TrainerState(), control)
+    assert not control.should_save and not control.should_training_stop
+    trainer.generation_is_used_up = True
+    callback.on_step_end(args, TrainerState(), control)
+    assert control.should_save and control.should_training_stop
+    with pytest.raises(SystemExit) as ended:
+        callback.on_train_end(args, TrainerState(global_step=4, max_steps=5), control)
+    assert ended.value.code == code
+    assert [message.partition(";")[0] for message in caplog.messages] == ["stopped after step 4"] * (rank == "0")
+
+
 NUMBERS = (SIGINT, SIGTERM, SIGHUP, SIGUSR2)
 
 
