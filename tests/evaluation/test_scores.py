@@ -1,5 +1,6 @@
 """Scores of a completion file whose answers are known, and results.json."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -149,6 +150,10 @@ def test_results_keep_entries_of_simultaneous_evaluations(
     other.join()
     assert read_json(results) == {"results": [first.write(), second.write()]}
     assert read_json(tmp_path / "second" / "arithmetic.json") == second.write()
+    again = {"results": [second.write(), first.write()]}
+    results.write_text(f"\n{json.dumps(again)}")  # in another order, and with a line before it
+    assert write_results(tmp_path, [first]) == tmp_path / "results.json"
+    assert read_json(results) == {"results": [first.write(), second.write()]}
     results.write_text('{"mine": 1}')
     with refused(r"results\.json"):
         write_results(tmp_path, [first])
