@@ -1,12 +1,15 @@
 """The checks of a GPU machine, on a CPU: nvidia-smi, torch.cuda, the Hub and the PATH are replaced."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import trl.trainer.grpo_trainer  # noqa: F401  # before subprocess is replaced
+from datasets import Dataset
 from helpers.refusals import refused
 from helpers.scripts import run_process
 from helpers.settings import parsed
@@ -20,7 +23,7 @@ from gtpo.models import backend, preflight
 from gtpo.models.backend import check_driver, load_backend
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine
-from gtpo.models.source import model_source
+from gtpo.models.source import ModelSource, model_source
 
 OLD = "550.54.15"
 
@@ -142,6 +145,35 @@ def test_scripts_check_before_they_download(machine: None, monkeypatch: MonkeyPa
     set_free(monkeypatch, 2.0)
     with refused("2.0 of 80.0 GiB"):
         train_gtpo.main()
+
+
+QUESTION = {"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "# The rows are on the Hub, and a dry run does not read them."),
+        ([{"prompt": "", "answer": ""}] * 2, "# The rows are on the Hub, and a dry run does not read them."),
+        ([QUESTION], "# The tokenizer of owner/name is not on this machine, so no prompt is shown."),
+    ],
+)
+def test_a_plan_says_why_it_shows_no_prompt(rows: list[Any], said: str, monkeypatch: MonkeyPatch) -> None:
+    """Nothing is downloaded, although the Hub can be reached."""
+    options: list[Any] = []
+
+    def from_pretrained(path: str, **given: Any) -> None:
+        options.append((path, given["local_files_only"]))
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    monkeypatch.setattr("gtpo.models.load.load_config", lambda path, **given: options.append((path, given)))
+    monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: True)
+    settings = replace(settings_of(model="tiny"), source=ModelSource("owner/name", "owner/name", "owner/name"))
+    described = preflight._describe_first_row(settings, Dataset.from_list(rows))
+    assert described == f"{said}\n"
+    asked = [("owner/name", {"local_files_only": True}), ("owner/name", True)]
+    assert options == (asked if "tokenizer" in said else [])
 
 
 # ---- the command ----
