@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.runs import fake_run
-from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch, fixture
+from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch, fixture, raises
 
 from gtpo.errors import printable
 from gtpo.evaluation import chat
+from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import to_messages
 
 QUESTION = "How much is 3 + 4?"
@@ -75,3 +76,16 @@ def test_a_run_and_its_merged_model_have_its_prompt(
     assert shown(run.path, QUESTION) == [base, expected(messages, run.adapter)]
     assert shown(run.path, QUESTION, "--checkpoint", "best") == [base, expected(messages, run.path / "best")]
     assert shown(run.merged, QUESTION) == [base]
+
+
+def test_it_is_greedy_and_brief_unless_told(tiny: Path, monkeypatch: MonkeyPatch) -> None:
+    asked: list[Sampling] = []
+    monkeypatch.setattr(chat, "TransformersSampler", lambda model, how: asked.append(how) or 1 / 0)
+    for flags in ([], ["--temperature", "0.5", "--seed", "3", "--max_new_tokens", "9"]):
+        monkeypatch.setattr(sys, "argv", ["chat", str(tiny), QUESTION, *flags])
+        with raises(ZeroDivisionError):
+            chat.main()
+    assert asked == [
+        Sampling(1, 0.0, 1.0, 0, 256, 1, load_in_4bit=False),
+        Sampling(1, 0.5, 1.0, 3, 9, 1, load_in_4bit=False),
+    ]
