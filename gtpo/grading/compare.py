@@ -89,6 +89,8 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
     if not first:
         return False
+    if first.isdecimal() and second.isdecimal():
+        return int(first) == int(second)
     budget = budget or TimeBudget()
     is_same = None
     if budget.seconds_left > 0:
@@ -115,10 +117,11 @@ def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
 
 def _conditions_differ(a: str, b: str) -> bool:
     """True if two answers with a condition on their variable name it in one way, and not the same: for x > 3, x < 3."""
-    first, second = (_CONDITION.search(text[-MAX_LENGTH:]) for text in (a, b))
-    kind = first.lastgroup or "" if first and second and first.lastgroup == second.lastgroup else ""
-    if not first or not second or not kind or first[kind] == second[kind]:
+    first = _CONDITION.search(a[-MAX_LENGTH:])
+    second = first and _CONDITION.search(b[-MAX_LENGTH:])
+    if not first or not second or first.lastgroup != second.lastgroup:
         return False
+    kind = first.lastgroup or ""
     if kind == "relation" and (_is_relation(normalise(a)) or _is_relation(normalise(b))):
         return False  # the answers themselves
     return squash(normalise(first[kind].strip("*$ "))) != squash(normalise(second[kind].strip("*$ ")))

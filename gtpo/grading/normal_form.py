@@ -109,11 +109,15 @@ def _unwrap(text: str) -> str:
 
 def _unbox(text: str) -> str:
     """A text with the content of its only box in place, where words, ``=`` or nothing are next to the box."""
-    box, *others = boxes(text) or [None]
-    found = re.search(rf"\\(?:boxed|fbox)\s*(?:\{{\s*{re.escape(box)}\s*\}}|{re.escape(box)})", text) if box else None
-    if not box or not found or others:
+    if "box" not in text:
         return text
-    before, after = text[: found.start()], text[found.end() :]
+    box, *others = boxes(text) or [None]
+    if not box or others:
+        return text
+    before, command, after = re.split(r"(\\(?:boxed|fbox)\s*\{?)", text, maxsplit=1)
+    after = after.partition(box)[2]
+    if command.endswith("{"):
+        after = after.lstrip()[1:]
     if "\\(" not in before and "\\[" not in before:
         after = re.sub(r"^\s*\\[)\]]", "", after)
     is_read = _BEFORE_BOX.search(before) and _BEHIND_BOX.match(after)

@@ -7,6 +7,8 @@ from functools import lru_cache
 DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"  # ASCII digits only: Fraction() accepts 1_8 and Arabic digits
 _SIGNIFICANT = 10  # digits from which a decimal may be the rounded form of an exact value
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")  # of two ratios that look like it each is itself only
+_INTEGER = re.compile(r"-?[0-9]+")
+_TEN = re.compile(r"^([-+]?)(?=10\^\{)")
 _VALUE = re.compile(
     rf"(?P<sign>[-+]?)\(?(?P<inner>-?)(?:(?P<whole>[0-9]+)?\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<bottom>-?{DECIMAL})\}}"
     rf"|(?P<over>{DECIMAL})(?:/|:(?!0))(?P<under>-?{DECIMAL})"  # 3:4
@@ -20,7 +22,9 @@ def parse_number(text: str) -> tuple[Fraction, bool] | None:
 
     The percent sign does not scale the value: ``10%`` is (10, True).
     """
-    match = _VALUE.fullmatch(re.sub(r"^([-+]?)(?=10\^\{)", r"\g<1>1*", text))  # 10^{5}
+    if _INTEGER.fullmatch(text):
+        return Fraction(int(text)), False
+    match = _VALUE.fullmatch(_TEN.sub(r"\g<1>1*", text))  # 10^{5}
     if not match or text.count("(") != text.count(")"):
         return None
     part = match.groupdict("")
