@@ -610,3 +610,23 @@ def test_an_error_in_a_thread_is_raised_threads_kept(three_threads: None, monkey
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(torch.get_num_threads).result()
     assert (torch.get_num_threads(), later) == (3, 3)
+
+
+def test_an_error_of_the_only_path_is_raised_at_once(monkeypatch: MonkeyPatch, caplog: LogCaptureFixture) -> None:
+    """On a CPU there is no other path; nor is there more memory on a GPU."""
+    passes: list[bool] = []
+
+    def fails(plan: Any, *_: Any) -> None:
+        passes.append(plan.is_portable)
+        raise errors[len(passes) - 1]
+
+    monkeypatch.setattr(module, "_one_pass", fails)
+    hidden, weight, targets = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2])
+    errors: list[Exception] = [ValueError("first"), torch.OutOfMemoryError("second")]
+    with raises(ValueError, match="first"):
+        linear_logps_and_entropy(hidden, weight, targets)
+    plan = mock.Mock(is_portable=False)
+    monkeypatch.setattr(module, "_plan", lambda *_, **__: plan)
+    with raises(torch.OutOfMemoryError, match="second"):
+        linear_logps_and_entropy(hidden, weight, targets)
+    assert passes == [True, False] and not caplog.messages
