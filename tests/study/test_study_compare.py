@@ -35,6 +35,7 @@ from study.compare import (
     state_text,
     table_of,
     works_of,
+    write_figure,
     write_page,
 )
 from study.storage import condense, origin_of
@@ -70,6 +71,55 @@ def test_the_command_of_a_run() -> None:
         " --objective mine.py:Mine --adam_beta1 0.5 --adam_beta2 0.6 --learning_rate 1e-3 --max_steps 8 --save_steps 4"
         " --temperature 0.9 --seed 3 --output_dir outputs/study/compare/wrong-mode/mine-Mine-1e-3-s3"
     )
+
+
+def test_what_runs_and_evaluations_take() -> None:
+    """Generations are steps times the updates of one; the base is scored with the runs; greedily once a problem."""
+    comparison = compared(arms=["grpo", "gtpo_4_updates"], steps=12, problems=10, betas=[0.5, 0.75])
+    base = comparison.bases[0]._replace(minutes_per_100_steps=5.0, seconds_per_sample=0.5)
+    runs = [comparison.run(base, arm, "1e-3", seed) for arm in comparison.arms for seed in (1, 2)]
+    for made, updates in zip(runs, (1, 1, 4, 4), strict=True):
+        words = dict(zip(made.argv[3::2], made.argv[4::2], strict=True))
+        taken = ["--max_steps", "--save_steps", "--adam_beta1", "--adam_beta2", "--learning_rate"]
+        assert [words[flag] for flag in taken] == [str(12 * updates), str(6 * updates), "0.5", "0.75", "1e-3"]
+        assert made.cost == pytest.approx(5.0 * 12 * updates / 100)
+    assert [made.label for made in runs[2:]] == ["gtpo_4_updates-1e-3-s1", "gtpo_4_updates-1e-3-s2"]
+    sampled, greedy = comparison.evaluations(base, runs)
+    for work, k, temperature, name in ((sampled, 4, 1.0, "evaluation"), (greedy, 1, 0.0, "evaluation_greedy")):
+        words = dict(zip(work.flags[::2], work.flags[1::2], strict=True))
+        assert (words["--k"], words["--temperature"], words["--limit"]) == (str(k), str(temperature), "10")
+        assert work.directory == comparison.place(base) / name and work.experiments == tuple(runs)
+        assert work.cost == pytest.approx(k * 10 * (len(runs) + 1) * 0.5 / 60)
+    windows = [
+        compared(steps=steps, **given).window for steps, given in ((8, {}), (60, {}), (1200, {}), (8, {"window": 7}))
+    ]
+    assert windows == [1, 10, 50, 7]
+    assert compared(seeds=["3", "5-6"]).rate_seeds == [7, 8, 9]
+    own_ones = compared(arms=["grpo", *(f"{name}.py:Own" for name in "abcd")]).arms
+    assert len({arm.color for arm in own_ones}) == 5 and [arm.name for arm in own_ones][1:3] == ["a-Own", "b-Own"]
+
+
+def test_the_figure_of_two_bases(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column for each base, with its title above, and a row for each metric; arms are named once at one rate."""
+    comparison = two_bases(here, ["1-2"])
+    drawn: list[tuple[int, str, str]] = []
+    saved: list[Any] = []
+
+    def plot(axis: Any, label: str, curves: Any, style: dict[str, Any]) -> None:
+        drawn.append((axis.figure.axes.index(axis), axis.get_ylabel(), label))
+        saved[:] = [axis.figure]
+
+    monkeypatch.setattr("study.compare.plot_curves", plot)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+    monkeypatch.setattr("study.compare.write_atomically", lambda path, write: saved.append(path))
+    write_figure(comparison, every_found(comparison), here / "figure.png")
+    figure, path = saved
+    assert path == here / "figure.png"
+    labels = ["accuracy (%)", "formatting (%)"]
+    cells = [(0, labels[0]), (2, labels[1]), (1, labels[0]), (3, labels[1])]  # a base after the other
+    assert drawn == [(*cell, arm) for cell in cells for arm in ("GRPO", "GTPO")]
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["one", "two", "", ""]
+    assert {axis.get_xlabel() for axis in figure.axes} == {"training step"}
 
 
 def test_a_setting_reaches_the_arms_that_have_it(here: Path) -> None:
