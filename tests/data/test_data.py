@@ -260,6 +260,10 @@ def test_the_data_directory_is_that_of_the_environment(tmp_path: Path, monkeypat
     monkeypatch.setenv("GTPO_DATA_DIR", str(tmp_path))
     assert len(load_named(DataArguments("gsm8k"))) == len(planned("gsm8k")) == 1
     assert len(load_named(DataArguments("gsm8k", data_dir=str(given)))) == 2  # --data_dir wins
+    assert len(planned("gsm8k", data_dir=str(given))) == 2 and len(planned("gsm8k", data_dir=str(given), limit=1)) == 1
+    for none in ("", None):  # empty is not set: a plan then knows how many rows the Hub has
+        monkeypatch.delenv("GTPO_DATA_DIR") if none is None else monkeypatch.setenv("GTPO_DATA_DIR", none)
+        assert len(planned("gsm8k")) == 7473 and len(planned("gsm8k", limit=5)) == 5
 
 
 # ---- length ----

@@ -189,6 +189,20 @@ def test_a_file_of_held_out_rows(here: Path, caplog: pytest.LogCaptureFixture) -
     assert list(held_out["answer"]) == ["4", "5", "6"]
     assert held_out.column_names == ["prompt", "answer"]  # what the rewards see in training
     assert caplog.messages == ["1 of 3 held-out prompts are also prompts of training rows"]
+    caplog.clear()
+    both = ("--dataset", "a.jsonl", "--eval_dataset", "b.jsonl")
+    for flags, answers in (
+        (("--limit", "1"), [["1"], ["4", "5", "6"]]),
+        (("--eval_rows", "3"), [None, ["4", "5", "6"]]),
+    ):
+        found = load_rows(settings(*both, "--dry_run", *flags))
+        expected = [answers[0] or ["1", "2", "3", "4"], answers[1]]
+        assert [list(part["answer"]) for part in found] == expected  # --limit is for the training rows alone
+    assert not caplog.messages  # in a plan
+    rows, held_out = load_rows(settings(*both, "--eval_rows", "2"))
+    assert len(rows) == 4 and len(held_out) == 2 and {*held_out["answer"]} < {"4", "5", "6"}
+    with refused("--eval_rows is 4: expected fewer than the 3 rows"):
+        load_rows(settings(*both, "--eval_rows", "4"))
     with refused("'answer'"):
         load_rows(settings("--dataset", "a.jsonl", "--eval_dataset", "c.jsonl"))
 
