@@ -175,6 +175,13 @@ def test_what_yaml_reads_otherwise_is_refused(line: str, message: str, tmp_path:
         settings("--config", config_file(tmp_path, f"gamma: 0.5\n{line}\n"))
 
 
+def test_one_text_is_no_list(tmp_path: Path) -> None:
+    """The second setting of a file; a list of modules is one."""
+    for name, kind in (("model: [a, b]", "model is a list"), ("run_name: {a: b}", "run_name is a dict")):
+        with refused(f"settings.yaml: {kind}: expected one text"):
+            settings("--config", config_file(tmp_path, f"lora_target_modules: [q_proj]\n{name}\n"))
+
+
 def test_texts_and_numbers_of_a_file_are_taken_as_written(tmp_path: Path) -> None:
     """Quoted texts, plain numbers, and what a choice calls off."""
     text = "run_name: '010'\nsystem_prompt: 'no'\nseed: 10\nlearning_rate: 1.0e-3\nentropy_filter: off\nbf16: no\n"

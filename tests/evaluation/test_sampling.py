@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import sampling
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.sampling import (
     Request,
     Sampling,
@@ -105,6 +106,12 @@ def test_batches_contain_every_request_once_longest_first() -> None:
     requests = [Request(f"a/{i}", 0, [0] * (10 + i % 4)) for i in range(10)]
     ids = [[request.id for request in batch] for batch in plan_batches(requests, 4)]
     assert ids == [["a/3", "a/7", "a/2", "a/6"], ["a/1", "a/5", "a/9", "a/0"], ["a/4", "a/8"]]
+
+
+def test_the_defaults_of_sampling_are_those_of_the_command() -> None:
+    flags = vars(EvaluationArguments())
+    shared = {name: value for name, value in vars(Sampling()).items() if name in flags and name != "batch_size"}
+    assert len(shared) == 6 and {name: flags[name] for name in shared} | {"load_in_4bit": False} == shared
 
 
 def test_derived_seeds_do_not_change_between_versions() -> None:

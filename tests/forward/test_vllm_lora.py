@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from peft import get_peft_model_state_dict
 from pytest import MonkeyPatch, fixture
 from safetensors.torch import load_file
 
-from gtpo.forward.vllm_lora import AdapterGeneration, graph_sizes
+from gtpo.forward.vllm_lora import AdapterGeneration, graph_sizes, lora_options
 
 LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
 COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
@@ -114,3 +115,12 @@ def test_the_prefix_cache_is_reset_with_each_adapter(sleeps: bool, tmp_path: Pat
 )
 def test_graphs_have_the_sizes_that_occur(sequences: int, expected: list[int]) -> None:
     assert graph_sizes(sequences) == expected
+
+
+def test_an_engine_is_asked_for_a_rank_that_it_accepts() -> None:
+    """Those of vLLM's ``MaxLoRARanks``; of a larger rank itself, which vLLM then refuses."""
+    accepted = [1, 8, 16, 32, 64, 128, 256, 320, 512]
+    for below, rank in pairwise([0, *accepted]):
+        for wanted in (below + 1, rank):
+            assert lora_options(wanted) == {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    assert lora_options(513)["max_lora_rank"] == 513

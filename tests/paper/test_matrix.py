@@ -23,6 +23,7 @@ from paper.matrix import (
     experiment,
     experiments_of,
     load_matrix,
+    models_of_runs,
     runs_of,
     seeds_of_all,
     select_figures,
@@ -106,6 +107,12 @@ def test_evaluations_match_evaluate_py(here: Path) -> None:
             label = adapter_source(str(run.run.path), work.checkpoint).label
             assert work.result(run) == Path(flags.output_dir) / label / f"{work.benchmark}.json"
             assert str(run.run.path) in flags.runs
+
+
+def test_the_model_of_a_run_of_either_scale() -> None:
+    models = models_of_runs(MATRIX)
+    assert models["gtpo-g8"] == "tiny" and models["sft-qwen-math"] == "qwen"
+    assert models["gtpo-llama-gsm8k-g12"] == "llama"
 
 
 def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from helpers.settings import CLASSES, parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 
 from gtpo.arguments import fields_of
+from gtpo.files import fingerprint
 from gtpo.grading.user_functions import load_rewards
-from gtpo.runs.directory import MAY_CHANGE, RunDirectory
+from gtpo.models.hub import TINY_BASE
+from gtpo.runs.directory import MAY_CHANGE, RunDirectory, write_manifest
 from gtpo.runs.provenance import prompt_keys
 from gtpo.runs.start import check_run, start_run
 
@@ -146,6 +149,16 @@ def test_a_step_keeps_its_completions_with_other_processes(run: Path, monkeypatc
     write_json(run / "environment.json", read_json(run / "environment.json") | {"world_size": 4})
     with refused(r"completions of a step 8 \(before: 32\)"):
         check_run(settings, ROWS)
+
+
+def test_a_base_that_was_replaced_in_place_is_refused(run: Path) -> None:
+    begin(run)
+    config = run / "checkpoint-5" / "adapter_config.json"
+    for fingerprint_, fits in ((fingerprint(TINY_BASE), True), ("of other files", False)):
+        write_json(config, {"auto_mapping": {"base_fingerprint": fingerprint_}})
+        write_manifest(config.parent)
+        with nullcontext() if fits else refused("checkpoint-5 was trained from other files than .* has now"):
+            assert resume(run)
 
 
 # ---- rows ----

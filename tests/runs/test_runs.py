@@ -25,6 +25,12 @@ def test_repeated_and_cut_off_lines_do_not_count(tmp_path: Path) -> None:
         ("num_generations: 4", "grpo", []),
         ("", "sft", []),
         ("gamma: 0.1\nreward: [format, 'my file.py:f']", "gtpo", ["--reward", "format", "my file.py:f"]),
+        ("gamma: 0.1\npush_to_hub: false\nhub_model_id:\nreport_to: none\nvllm_server_host: 0.0.0.0", "gtpo", []),
+        (
+            "num_generations: 4\npush_to_hub: true\nreport_to: wandb\nvllm_server_host: a\nobjective: m.py:A",
+            "grpo",
+            ["--push_to_hub", "true", "--report_to", "wandb", "--vllm_server_host", "a", "--objective", "m.py:A"],
+        ),
     ],
 )
 def test_the_command_that_resumes_a_run_can_be_pasted(

@@ -1,5 +1,6 @@
 """How a script prints: warnings above its progress bar; into a pipe that is closed."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,11 @@ def test_one_of_several_processes_prints_its_last_text(why: str) -> None:
 def test_one_of_several_processes_keeps_its_exit_code() -> None:
     """As a daemon starts it, without a stdout."""
     run_main("lambda: (setattr(sys, 'stdout', None), sys.exit(143))", code=143)
+
+
+def test_a_warning_before_the_first_bar_is_printed_too(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    """Where tqdm is not imported, as by --help."""
+    monkeypatch.delitem(sys.modules, "tqdm", raising=False)
+    record = logging.LogRecord("gtpo.any", logging.WARNING, "file.py", 1, "%d rows\n\x1b[31m dropped", (3,), None)
+    script._AboveTheBar().emit(record)
+    assert capsys.readouterr().err == "3 rows\n\\x1b[31m dropped\n" and "tqdm" not in sys.modules

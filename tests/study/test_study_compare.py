@@ -461,6 +461,11 @@ def test_a_page_of_your_base_has_what_was_run(here: Path) -> None:
         ran = f"{shown} 8, hash of rows {rows}, hash of rw.py:f f, hash of helper.py h."
         assert f"* **{name}** from {base} ran with {ran}" in text
     assert " ran with " not in plan_text(comparison)
+    for place, revision in (("one/grpo-preset-s1", "of-this-one"), ("one/another-s1", "of-none")):
+        run_here = fake_run(comparison.directory / place, {"model": "x"}, [{"step": 1}])
+        write_json(run_here.environment, {"git_revision": revision})
+    text = write_page(comparison, here / "page", "a command")[0].read_text()
+    assert "Revisions of the runs: None, of-this-one;" in " ".join(text.split())  # of its own runs alone
 
 
 def test_a_pair_that_was_made_from_other_things_is_left_out(here: Path) -> None:
