@@ -1,5 +1,9 @@
 """What a user's reward may return."""
 
+import asyncio
+import math
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,3 +48,19 @@ def test_ordered_values_are_rewards(kind: str) -> None:
 
 def test_a_reward_may_be_none() -> None:
     assert checked_reward(lambda completions: [3.0, None])(completions=["a", "b"]) == [3.0, None]
+
+
+def test_trl_gets_infinity_for_nan_and_none_for_none() -> None:
+    """TRL takes NaN for None: a reward that is not a number would be one that does not apply."""
+
+    def mine(completions: Any, **_: Any) -> list[Any]:
+        return [1, float("nan"), None]
+
+    async def awaited(completions: Any, **_: Any) -> list[Any]:
+        return mine(completions)
+
+    for function in (mine, awaited):
+        reward = checked_reward(function, function.__name__)
+        given = reward(completions=["a", "b", "c"])
+        assert (asyncio.run(given) if function is awaited else given) == [1.0, math.inf, None]
+        assert repr(reward.returned) == "[1.0, nan, None]"
