@@ -208,6 +208,7 @@ def save_finished_step(trainer: Any) -> str:
     run = run_of(trainer)
     step = trainer.state.global_step
     if run.is_ours and step and damage(run.checkpoint(step), contents=False) is not None:
+        trainer.recorder.drop_unfinished()
         trainer._save_checkpoint(trainer.model, trial=None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return how_to_continue(run, *CHANGED)

@@ -49,6 +49,7 @@ class WholeGenerations(TrainerCallback):
 
     def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):  # type: ignore[no-untyped-def]
         """TRL counts micro-batches from 0 again."""
+        self.trainer.recorder.step_ended()
         self.is_due = False
         steps, accumulation = state.global_step, args.gradient_accumulation_steps
         trainer = self.trainer
@@ -65,6 +66,7 @@ class WholeGenerations(TrainerCallback):
             )
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.trainer.recorder.step_ended()
         self.is_due |= control.should_save
         control.should_save = False
         if self.trainer.generation_is_used_up:

@@ -46,6 +46,20 @@ class Recorder:
         self.trainer = trainer
         self.unread: list[MicroBatch] = []  # of the current step, until the last one
         self.inputs: list[Batch] = []  # of the last step
+        self.finished: tuple[int, dict[str, int]] = (0, {})  # of finished steps: tokens, and values of each metric
+
+    def step_ended(self) -> None:
+        """Note what belongs to the finished steps."""
+        trainer = self.trainer
+        counts = {name: len(values) for name, values in trainer._metrics["train"].items()}
+        self.finished = trainer.state.num_input_tokens_seen, counts
+
+    def drop_unfinished(self) -> None:
+        """Forget the completions of a step that failed, which TRL has counted: they are sampled again."""
+        trainer = self.trainer
+        trainer.state.num_input_tokens_seen, counts = self.finished
+        for name, values in trainer._metrics["train"].items():
+            del values[counts.get(name, 0) :]
 
     @property
     def has_table(self) -> bool:

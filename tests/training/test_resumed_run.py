@@ -18,7 +18,7 @@ from helpers.settings import parsed
 from pytest import LogCaptureFixture, MonkeyPatch
 from transformers import TrainerCallback
 
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.models.load import load_policy
 from gtpo.runs.directory import RunDirectory, damage, find_weights, latest_complete
 from gtpo.training.loop import attach_callbacks, run
@@ -182,16 +182,34 @@ def test_the_window_of_best_counts_steps_not_lines(tracked: Any, tmp_path: Path)
     assert best_of(tmp_path) == {"accuracy": logged[step], "step": step}
 
 
-def test_a_line_over_a_resume_is_that_of_the_undisturbed_run(plain: Any, tmp_path: Path) -> None:
-    """A checkpoint two steps after a line: loss, metrics and best/ are means of all five steps."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_line_over_a_resume_is_that_of_the_undisturbed_run(fails: bool, plain: Any, tmp_path: Path) -> None:
+    """A checkpoint two steps after a line: loss, metrics and best/ are means of all five steps.
 
-    def train_to(name: str, checkpoint: str | None = None) -> None:
-        trainer = plain(name, max_steps=15, logging_steps=5, save_steps=7)
+    Also one that was written when the reward of the next step failed: its completions have been counted by then.
+    """
+    failing = tmp_path / "failing"
+
+    def train_to(name: str, checkpoint: str | None = None, save_steps: int = 7) -> None:
+        trainer = plain(name, max_steps=15, logging_steps=5, save_steps=save_steps, rewards=[reward])
         attach_callbacks(trainer, settings_of(trainer), RunDirectory(trainer.args.output_dir))
         trainer.train(resume_from_checkpoint=checkpoint)
 
+    def reward(completions: Any, trainer_state: Any, **columns: Any) -> list[float]:
+        if failing.exists() and trainer_state.global_step == 7:
+            raise KeyError("weird row")
+        return [float(len(text) % 7) for text in completions]
+
     train_to("whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    if fails:
+        failing.touch()
+        fake_run(tmp_path / "cut")
+        (tmp_path / "cut" / "run.lock").touch()  # a script's
+        with pytest.raises(RunError, match="weird row"):
+            train_to("cut", save_steps=15)
+        failing.unlink()
+    else:
+        shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     checkpoint = tmp_path / "cut" / "checkpoint-7"
     assert read_json(checkpoint / "unlogged.json")["since"] == 5 and damage(checkpoint) is None
     train_to("cut", str(checkpoint))
