@@ -25,6 +25,7 @@ from gtpo.cli.parse import (
 from gtpo.errors import UsageError
 from gtpo.models.backend import check_backend
 from gtpo.runs.script import run_script
+from paper.matrix import Experiment
 from study import SETTINGS, Row, Words
 from study.bench import Base, Comparison
 from study.comparison import made_differently
@@ -70,22 +71,30 @@ def check(comparison: Comparison) -> list[Base]:
         flags, _ = parse_evaluation(EvaluationArguments, evaluation.flags)
         for benchmark in select_benchmarks(flags):
             benchmark.load()
+        seeds = [*dict.fromkeys([*comparison.seeds, *comparison.rate_seeds])]
         for arm in comparison.arms:
-            [run] = comparison.runs(base, [arm], comparison.rates[:1], comparison.seeds[:1])
-            script, *words = run.argv[2 * base.with_measures :]  # without -m study.train
-            checked = str(run.run.path.with_name("checked"))
-            settings = _read(script, [*words, "--output_dir", checked])
-            stored = run.run.read_environment().get("made_from", {})
-            if changed := made_differently(stored, settings.made_from, ["held_out"]):
-                what = f"{run.run.path} was made with another {', '.join(changed)}"
-                raise UsageError(f"{what}, which has changed since: name another --output_dir.")
+            runs = comparison.runs(base, [arm], comparison.rates, seeds)
+            settings = _read(runs[0])
+            for run in runs:
+                _check_made_from(run, settings.made_from)
         found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
     return found
 
 
-def _read(script: str, words: Words) -> Settings:
+def _check_made_from(run: Experiment, now: Row) -> None:
+    """UsageError if a run that is there was made from other rows or files; ``now``: hashes, of any seed of its arm."""
+    stored = run.run.read_environment().get("made_from", {})
+    if made_differently(stored, now, ["held_out"]):  # a seed may have rows of its own
+        now = _read(run).made_from
+    if changed := made_differently(stored, now, ["held_out"]):
+        what = f"{run.directory} was made with another {', '.join(changed)}"
+        raise UsageError(f"{what}, which has changed since: name another --output_dir.")
+
+
+def _read(run: Experiment) -> Settings:
     """The settings of a run that could start: all that it reads but the model is read."""
-    line, classes = line_of(script, words)
+    script, *words = run.argv[2 * (run.argv[0] == "-m") :]  # without -m study.train
+    line, classes = line_of(script, [*words, "--output_dir", str(run.directory.with_name("checked"))])
     check_backend(find_backend(line, classes))
     kind, settings = parse_line(line, classes)
     from gtpo.models.load import load_tokenizer
