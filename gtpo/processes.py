@@ -22,6 +22,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def local_rank() -> int:
+    """The number of this process among those of its machine, and of its GPU there; -1 is Accelerate's "none"."""
+    return max(0, int(os.environ.get("LOCAL_RANK") or 0))
+
+
 def is_main_process() -> bool:
     """Whether this process writes the files of the run and speaks for it."""
     return rank() == 0
@@ -36,8 +41,8 @@ _NOT_REFUSED = re.compile(
 )
 _OF_DEEPSPEED = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"}
 _INSTEAD = {
-    "ACCELERATE_USE_CPU": "`accelerate launch --cpu` starts one process, whatever --num_processes says: leave out "
-    "--cpu, or start the script itself with --use_cpu true",
+    "ACCELERATE_USE_CPU": "`accelerate launch --cpu` starts one process for any --num_processes: leave out --cpu, or "
+    "start the script itself with --use_cpu true",
     "ACCELERATE_DYNAMO_BACKEND": "unset it, or set it to no: --torch_compile true is the setting",
 }
 

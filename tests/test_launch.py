@@ -11,7 +11,7 @@ from helpers.runs import checkpoint, rows_of
 from helpers.scripts import ROOT, run_process, user_environment
 from helpers.settings import parsed
 
-from gtpo.processes import check_launch, check_launched, is_main_process, launched_with, rank, world_size
+from gtpo.processes import check_launch, check_launched, is_main_process, launched_with, local_rank, rank, world_size
 from gtpo.runs.start import check_run, start_run
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
@@ -63,7 +63,7 @@ def test_a_launch_without_contradiction_starts(environment: dict[str, str]) -> N
         ({"RANK": "one"}, "RANK=one in the environment: expected a number"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2 without"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 without"),
-        ({"ACCELERATE_USE_CPU": "true"}, "--cpu` starts one process, whatever --num_processes says"),
+        ({"ACCELERATE_USE_CPU": "true"}, "--cpu` starts one process for any --num_processes"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "DYNAMO_BACKEND=INDUCTOR .*--torch_compile true"),
         (OF_ZERO3 | {"ACCELERATE_USE_DEEPSPEED": "false"}, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 .* unset it"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "PARALLELISM_CONFIG=true .*changes what a run computes"),
@@ -80,10 +80,12 @@ def test_a_launch_that_contradicts_itself_or_the_settings_is_refused(environment
 def test_rank_and_size_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert (rank(), world_size(), is_main_process()) == (1, 2, False)
+    assert (rank(), local_rank(), world_size(), is_main_process()) == (1, 1, 2, False)
     for name in TORCHRUN:
         monkeypatch.setenv(name, "")
-    assert (rank(), world_size(), is_main_process()) == (0, 1, True)
+    assert (rank(), local_rank(), world_size(), is_main_process()) == (0, 0, 1, True)
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    assert local_rank() == 0
 
 
 def state(size: int = 1, this: int = 0, kind: str = "NO", **args: object) -> SimpleNamespace:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from gtpo.errors import UsageError
-from gtpo.processes import world_size
+from gtpo.processes import local_rank, world_size
 
 logger = logging.getLogger(__name__)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
@@ -116,12 +116,7 @@ def _capability() -> tuple[int, int]:
     """Compute capability of this process's GPU."""
     import torch
 
-    return torch.cuda.get_device_capability(gpu_index())
-
-
-def gpu_index() -> int:
-    """The number of this process's GPU."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return torch.cuda.get_device_capability(local_rank())
 
 
 def backend_of(asked: str, use_cpu: bool, has_gpu: bool, fast: str = "unsloth") -> str:

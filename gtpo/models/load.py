@@ -13,10 +13,10 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, leave_out_sampling, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
-from gtpo.models.backend import gpu_index, gpu_is_available
+from gtpo.models.backend import gpu_is_available
 from gtpo.models.hub import check_model_files, load_config
 from gtpo.models.source import NOTE, ModelSource
-from gtpo.processes import is_main_process
+from gtpo.processes import is_main_process, local_rank
 from gtpo.runs.directory import is_adapter
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def load_base(
             bnb_4bit_compute_dtype=half,
             bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
         )
-        options = {"dtype": half, "quantization_config": config, "device_map": {"": gpu_index()}}
+        options = {"dtype": half, "quantization_config": config, "device_map": {"": local_rank()}}
     tokenizer = load_tokenizer(source, prompt)
     try:
         model = AutoModelForCausalLM.from_pretrained(

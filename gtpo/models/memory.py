@@ -16,8 +16,9 @@ import yaml
 from gtpo.arguments import Settings, Values
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.backend import backend_of, gpu_index, gpu_is_available
+from gtpo.models.backend import backend_of, gpu_is_available
 from gtpo.models.source import ModelSource
+from gtpo.processes import local_rank
 
 Parts = dict[str, float]  # name of a part -> its bytes, or GiB
 GIB = 2**30
@@ -293,7 +294,7 @@ def gpu_memory() -> float | None:
     import torch
 
     if gpu_is_available():
-        return torch.cuda.get_device_properties(gpu_index()).total_memory / GIB
+        return torch.cuda.get_device_properties(local_rank()).total_memory / GIB
     return None
 
 

@@ -178,5 +178,5 @@ def _preformatted(text: str) -> str:
 
 
 def _code(name: str) -> str:
-    """A name as code in Markdown, whatever is in it."""
+    """A name as code in Markdown; a backtick in it would end the code."""
     return "`{}`".format(name.replace("`", "'").replace("\n", " "))
