@@ -89,11 +89,6 @@ def accuracy_reward(
     return rewards
 
 
-# names of a run's own that they log
-format_reward.metrics = ("formatting", "empty_blocks")  # type: ignore[attr-defined]
-accuracy_reward.metrics = ("accuracy", "accuracy_lenient", "grader_timeouts")  # type: ignore[attr-defined]
-
-
 def _log_percent(log_metric: LogMetric | None, name: str, rewards: Sequence[float], maximum: float) -> None:
     if log_metric is not None and rewards:
         log_metric(name, 100 * sum(rewards) / len(rewards) / maximum)

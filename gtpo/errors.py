@@ -16,6 +16,10 @@ class UsageError(_OneLine, ValueError):
     """Invalid user input; the message says what came, what was expected and how to fix it. Scripts exit with code 2."""
 
 
+class CodeError(UsageError):
+    """Code of the user that cannot be used; Python's traceback of its cause is printed above the message."""
+
+
 class RunError(_OneLine):
     """A run that cannot continue; the message says what happened, what is kept and how to resume. Exit code 1."""
 

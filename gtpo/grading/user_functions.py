@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from gtpo.arguments import split_function
-from gtpo.errors import RunError, UsageError, first_line, nearest
-from gtpo.grading.latex import TABLES
+from gtpo.errors import CodeError, RunError, UsageError, first_line, nearest
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 Known = Mapping[str, Reward]
@@ -26,9 +25,6 @@ Returned = list[float | None]
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
-# A function that logs under these names would change what the run logs: its means, or its columns.
-OF_RUNS: dict[str, list[str]] = TABLES["of_runs"]
-OF_RUNS_BEGIN = tuple(TABLES["of_runs_begin"])
 NO_LISTS = (Mapping, Set, bytes, bytearray)  # iterated, they give their keys, an order of their own, or byte values
 OURS = str(Path(__file__).parents[1])
 
@@ -88,8 +84,10 @@ def import_named(name: str, known: Known, noun: str) -> Reward:
     try:
         found = _import_file(path) if is_file else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
+        place = place_of(error)
+        what = f"{type(error).__name__}: {first_line(error)}{f' ({place})' if place else ''}"
+        kind = CodeError if place else UsageError  # of a name that is mistyped no traceback helps
+        raise kind(f"--{noun} {name} cannot be imported: {what}.") from error
     if not hasattr(found, function):
         own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
         there = ", ".join(own) or "nothing"
@@ -109,9 +107,8 @@ class CheckedReward:
     """A reward function under its own name; what it raises and returns is checked at each call.
 
     ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
-    do not replace arguments bound by a ``functools.partial``. Names of the run's own metrics and columns are refused,
-    but for those in an attribute ``metrics`` of the function, as in ``rewards.py``. ``defers``: an error is kept in
-    ``failure`` for all processes of a run to raise, which would wait for this one.
+    do not replace arguments bound by a ``functools.partial``. ``defers``: an error is kept in ``failure`` for all
+    processes of a run to raise, which would wait for this one.
     """
 
     def __init__(self, function: Reward, name: str, noun: str) -> None:
@@ -132,24 +129,11 @@ class CheckedReward:
         return self._for_trl()
 
     def _arguments(self, kwargs: Columns) -> dict[str, Any]:
-        """Copies of the rows: a function that changes them would change them for the others."""
-        arguments: dict = {
-            name: copy.deepcopy(value) if isinstance(value, list) else value for name, value in kwargs.items()
-        }
-        if isinstance(self.function, functools.partial):
-            for bound in self.function.keywords:
-                arguments.pop(bound, None)
+        bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
+        arguments = {name: value for name, value in kwargs.items() if name not in bound}
         if self.prefill:
             arguments["completions"] = [_prefilled(each, self.prefill) for each in arguments["completions"]]
-        for log in OF_RUNS.keys() & arguments.keys():
-            arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
-
-    def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
-        is_of_run = name in OF_RUNS[log] or name.startswith(OF_RUNS_BEGIN)
-        if is_of_run and name not in getattr(self.function, "metrics", ()):
-            raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        of_trl(name, value)
 
     @contextmanager
     def _named_errors(self, kwargs: Columns) -> Iterator[None]:
@@ -196,8 +180,11 @@ class _CheckedAsyncReward(CheckedReward):
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of a user's function where it raised, not of what it calls."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
+    """File and line of a user's code where it raised, not of what it calls; empty for a file that cannot be read."""
+    not_of_user = (OURS, "<frozen", str(Path(importlib.__file__).parent))
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_of_user)
+    ]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gtpo.errors import RunError, UsageError, last_line, printable
+from gtpo.errors import CodeError, RunError, UsageError, last_line, printable
 from gtpo.processes import leave, training_has_begun
 
 
@@ -44,7 +44,7 @@ def run_script(main: Callable[[], object]) -> NoReturn:
             raise
         sentence = printable(" ".join(str(error).split()))
         is_run = isinstance(error, RunError)
-        if is_run and error.__cause__:  # of the user's code
+        if error.__cause__ and isinstance(error, RunError | CodeError):
             _print_traceback(error.__cause__)
         if is_run or isinstance(error, UsageError | ArgumentError):
             _exit(sentence, 2 - is_run)

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers.scripts import ROOT, RunScript, run_process, user_environment
 from pytest import CaptureFixture, MonkeyPatch
 
 from gtpo import processes
+from gtpo.grading.user_functions import load_rewards
 from gtpo.reports.summary import RunMessages
 from gtpo.runs import script
 
@@ -83,6 +85,22 @@ script.run_script(main)
     assert shown.count("\n") == 1 and "raise ValueError" not in shown
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
     assert "Traceback" in run_script(tmp_path, str(path), "--debug", before=before, code=1).stderr
+
+
+def test_the_traceback_of_your_code_is_above_the_line(here: Path, capsys: CaptureFixture[str]) -> None:
+    """Not that of a name that is mistyped."""
+    Path("own.py").write_text("import json\n\nlimit = json.loads('no')\n")
+    said = {}
+    for name in ("own.py:f", "no_such_module:f"):
+        with pytest.raises(SystemExit, match="2"):
+            script.run_script(partial(load_rewards, [name], {}, []))
+        said[name] = capsys.readouterr().err.splitlines()
+    *above, last = said["own.py:f"]
+    assert above[0].startswith("Traceback") and "    limit = json.loads('no')" in above
+    assert "--reward own.py:f cannot be imported: JSONDecodeError: Expecting value" in last
+    assert last.endswith("(own.py, line 3).")
+    [line] = said["no_such_module:f"]
+    assert line.endswith("cannot be imported: ModuleNotFoundError: No module named 'no_such_module'.")
 
 
 def test_warnings_survive_a_library_that_sets_up_logs() -> None:

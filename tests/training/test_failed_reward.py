@@ -11,7 +11,7 @@ from helpers.scripts import ROOT, RunScript, run_process
 from helpers.weights import adapter_of, same_weights
 
 from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import OF_RUNS, OF_RUNS_BEGIN, checked_reward, load_rewards
+from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.runs.directory import RunDirectory, find_weights
 
 REWARD = """
@@ -33,7 +33,6 @@ TRAIN += ["--reward", "format", "accuracy", "rw.py:late"]
 
 
 def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScript) -> None:
-    """Every metric of the run has a name that is reserved, too."""
     (tmp_path / "rw.py").write_text(REWARD)
     (tmp_path / "odd").touch()
     ended = run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/late", code=1)
@@ -48,9 +47,6 @@ def test_a_reward_that_raises_loses_no_step(tmp_path: Path, run_script: RunScrip
     run_script(tmp_path, "train_gtpo.py", *TRAIN, "--output_dir", "outputs/whole")
     late, whole = (metrics_of(tmp_path / f"outputs/{run}") for run in ("late", "whole"))
     assert [row["loss"] for row in late[:3]] == [row["loss"] for row in whole[:3]] and len(late) == 6
-    names = set(whole[0])
-    assert len(names) > 25
-    assert not [name for name in names - set(OF_RUNS["log_metric"]) if not name.startswith(OF_RUNS_BEGIN)]
 
 
 ENDS = """
@@ -101,16 +97,6 @@ def test_the_message_names_the_line(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
     reward.defers = True
     assert reward(completions=["a", "b"]) == [0.0, 0.0] and "own.py:mine raised" in str(reward.failure)
-
-
-def test_a_reward_changes_its_own_copy_of_the_rows() -> None:
-    def mutate(completions: Any, answer: Any) -> Any:
-        completions[0][0]["content"] = answer[0] = "gone"
-        return [1.0]
-
-    rows = {"completions": [[{"role": "assistant", "content": "3"}]], "answer": ["3"]}
-    assert checked_reward(mutate)(**rows) == [1.0]
-    assert rows == {"completions": [[{"role": "assistant", "content": "3"}]], "answer": ["3"]}
 
 
 def test_a_reward_with_own_keywords_gets_every_column() -> None:
