@@ -13,8 +13,8 @@ SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, Run
 
 
 def main() -> None:
-    line = read_command_line("grpo")
-    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("grpo", SETTINGS)
+    backend = load_backend_of(line)  # before trl, transformers and peft: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
@@ -22,8 +22,8 @@ def main() -> None:
     from gtpo.training.loop import train_policy
     from rewards import rewards_in
 
-    kind, classes = load_objective(line.flags.get("objective"), GRPOTrainer, (*SETTINGS, GRPOConfig))
-    settings = parse(line, (*SETTINGS, *classes, GRPOConfig))
+    kind, classes = load_objective(line.objective, GRPOTrainer, (*SETTINGS, GRPOConfig))
+    settings = parse(line, (*classes, GRPOConfig))
     train_policy(kind, settings, backend, rewards_in, {"settings": settings.settings})
 
 

@@ -15,15 +15,15 @@ SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, Run
 
 
 def main() -> None:
-    line = read_command_line("gtpo")
-    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("gtpo", SETTINGS)
+    backend = load_backend_of(line)  # before trl, transformers and peft: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GTPOTrainer
     from gtpo.training.loop import train_policy
     from rewards import rewards_in
 
-    settings = parse(line, (*SETTINGS, GRPOConfig))
+    settings = parse(line, [GRPOConfig])
     own = {"gtpo": settings.gtpo, "tags": settings.prompt.format_tags}
     train_policy(GTPOTrainer, settings, backend, rewards_in, own)
 

@@ -15,14 +15,14 @@ SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
-    line = read_command_line("sft")
-    backend = load_backend_of(line, SETTINGS)  # before trl, transformers and peft: Unsloth patches them
+    line = read_command_line("sft", SETTINGS)
+    backend = load_backend_of(line)  # before trl, transformers and peft: Unsloth patches them
     from trl import SFTConfig
 
     from gtpo.training.loop import train_policy
     from gtpo.training.sft import SFTTrainer
 
-    settings = parse(line, (*SETTINGS, SFTConfig))
+    settings = parse(line, [SFTConfig])
     train_policy(SFTTrainer, settings, backend)
 
 

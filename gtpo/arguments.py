@@ -1,6 +1,6 @@
 """Settings as dataclasses: what is trained on, the policy, the method and the run.
 
-Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parser.py``), like those of TRL's GRPOConfig and
+Every field is a command-line flag and a key of a YAML file (``gtpo/cli/flags.py``), like those of TRL's GRPOConfig and
 SFTConfig. Nothing heavy is imported here.
 """
 
@@ -60,10 +60,10 @@ def name_of(setting: str) -> str:
     return SHORT_NAMES.get(setting, setting)
 
 
-def option(default: Any, text: str, **metadata: Any) -> Any:
-    """A field with its text in --help; each instance has its own copy of a list."""
+def option(default: Any, text: str, check: "Check | None" = None, **metadata: Any) -> Any:
+    """A field with its text in --help, and what its values are; each instance has its own copy of a list."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(metadata={"help": text, **metadata}, **given)
+    return field(metadata={"help": text, "check": check, **metadata}, **given)
 
 
 Check = tuple[Callable[[Any], Any], str]  # whether a value is valid, and what is expected
@@ -80,11 +80,24 @@ def check_fields(values: Values, checks: Mapping[str, Check]) -> None:
             raise UsageError(f"--{name} is {value!r}: expected {expected}.")
 
 
+def checks_of(classes: Sequence[type]) -> dict[str, Check]:
+    """Name -> check of each field of some dataclasses that has one."""
+    return {name: item.metadata["check"] for name, item in fields_of(classes).items() if item.metadata.get("check")}
+
+
+class Checked:
+    """A dataclass that refuses a value when it is made."""
+
+    def __post_init__(self) -> None:
+        checks = checks_of([type(self)])
+        check_fields({name: getattr(self, name) for name in checks}, checks)  # a subclass may have slots
+
+
 @dataclass(frozen=True, kw_only=True)
-class SourceArguments:
+class SourceArguments(Checked):
     """Which rows are used, of training or of a benchmark, and what their columns are called."""
 
-    limit: int | None = option(None, "Only the first N usable rows, of each benchmark too.")
+    limit: int | None = option(None, "Only the first N usable rows, of each benchmark too.", AT_LEAST_1)
     data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
     dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
     split: str | None = option(None, "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train, or test.")
@@ -107,33 +120,38 @@ class DataArguments(SourceArguments):
     eval_dataset: str | None = option(
         None, "Held-out set, evaluated while training: as --dataset, or test split of a benchmark. best/ follows it."
     )
-    eval_rows: int | None = option(None, "Hold out N training rows, chosen by the seed, or N of --eval_dataset.")
+    eval_rows: int | None = option(
+        None, "Hold out N training rows, chosen by the seed, or N of --eval_dataset.", AT_LEAST_1
+    )
     eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
-    max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
-
-    def __post_init__(self) -> None:
-        check_fields(vars(self), dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
+    max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].", AT_LEAST_1)
 
 
 NO_PROMPT = "none"  # --system_prompt
 
 
+def _are_four(tags: str) -> bool:
+    words = tags.split()
+    return len(words) == len(TAGS) and not any(a in b for a, b in permutations(words, 2))
+
+
 @dataclass
-class FormatArguments:
+class FormatArguments(Checked):
     """How questions are asked and answers are written: texts, of which :func:`read_texts` has read the files."""
 
     _argument_group_name = "prompt"
 
-    tags: str = option(" ".join(TAGS), "Tags around reasoning and answer of a completion, four words [Section 8.2].")
+    tags: str = option(
+        " ".join(TAGS),
+        "Tags around reasoning and answer of a completion, four words [Section 8.2].",
+        (_are_four, "four different tags, none a part of another"),
+    )
     system_prompt: str | None = option(None, "Text, a file, or none. Default: the paper's, with --tags [Section 8.2].")
     chat_template: str | None = option(None, "Jinja file for conversations. Default: the tokenizer's.")
 
     def __post_init__(self) -> None:
-        tags = self.tags.split()
-        self.tags = " ".join(tags)
-        overlap = any(a in b for a, b in permutations(tags, 2))
-        if len(tags) != len(TAGS) or overlap:
-            raise UsageError(f"--tags is {self.tags!r}: expected four different tags, none a part of another.")
+        super().__post_init__()
+        self.tags = " ".join(self.tags.split())
         if self.system_prompt in (None, SYSTEM_PROMPT):  # it names the tags of the run
             self.system_prompt = default_system_prompt(self.format_tags)
 
@@ -215,7 +233,7 @@ def split_function(name: str, known: Iterable[str], noun: str) -> tuple[str, str
 
 
 @dataclass
-class RewardArguments:
+class RewardArguments(Checked):
     """The reward functions of GTPO and GRPO."""
 
     _argument_group_name = "reward"
@@ -227,8 +245,11 @@ class RewardArguments:
     changed_reward: bool = option(False, "With --resume: go on though the code of a reward has changed.")
 
 
+ALL_LINEAR = "all-linear"  # --lora_target_modules
+
+
 @dataclass
-class ModelArguments:
+class ModelArguments(Checked):
     """The policy, its LoRA adapter and the backend."""
 
     _argument_group_name = "model"
@@ -240,36 +261,46 @@ class ModelArguments:
     )
     initial_adapter: str | None = option(None, "The adapter that training starts from: --model RUN sets it.")
     backend: str = option("auto", "unsloth or transformers; auto: unsloth on a GPU, transformers without one.")
-    lora_rank: int = option(64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights.")
+    lora_rank: int = option(
+        64,
+        "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights.",
+        (lambda x: x >= 0, "at least 1, or 0 to train all weights"),
+    )
     lora_target_modules: list[str] = option(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "Modules that get an adapter [Listing 1], or all-linear.",
+        (
+            lambda names: names == [ALL_LINEAR] or (names and not {ALL_LINEAR, "lm_head"} & set(names)),
+            "modules such as q_proj, without lm_head, or all-linear alone",
+        ),
     )
     load_in_4bit: bool = option(False, "4-bit base weights, on a GPU [Listing 1: true].")
-    max_seq_length: int = option(5500, "Maximum length of prompt and completion in tokens [Listing 1].")
-    gpu_memory_utilization: float = option(0.4, "Share of GPU memory for vLLM, 0 to 1 [Listing 1].")
+    max_seq_length: int = option(5500, "Maximum length of prompt and completion in tokens [Listing 1].", AT_LEAST_1)
+    gpu_memory_utilization: float = option(0.4, "Share of GPU memory for vLLM, 0 to 1 [Listing 1].", SHARE)
 
     @property
     def target_modules(self) -> list[str] | str:
-        return "all-linear" if self.lora_target_modules == ["all-linear"] else self.lora_target_modules
+        return ALL_LINEAR if self.lora_target_modules == [ALL_LINEAR] else self.lora_target_modules
 
 
 @dataclass
-class GTPOArguments:
+class GTPOArguments(Checked):
     """The method (Section 5 of the paper); every ablation is a value here."""
 
     _argument_group_name = "GTPO"
 
-    gamma: float = option(0.1, "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6].")
+    gamma: float = option(0.1, "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6].", NOT_NEGATIVE)
     zero_advantage: Literal["entropy", "skip"] = option(
         "entropy", "A completion with A = 0 trains on its entropy alone [Eq. 11], or is skipped [Eq. 27, 28]."
     )
-    entropy_threshold: float = option(math.log(2.0), "Completions above this entropy (nats) are filtered [Eq. 10].")
+    entropy_threshold: float = option(
+        math.log(2.0), "Completions above this entropy (nats) are filtered [Eq. 10].", NOT_NEGATIVE
+    )
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = option(
         "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
     )
     conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
-    conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].")
+    conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].", NOT_NEGATIVE)
     conflict_span: Literal["anchored", "first_run", "common", "credited"] = option(
         "anchored",
         "Anchored at both ends [Section 5.1], the first run anywhere, the group's common prefix and suffix, or, of the"
@@ -281,22 +312,20 @@ class GTPOArguments:
     initial_entropy: float | None = option(
         None,
         "Mean entropy of the untrained policy in nats, as an earlier run printed it. Default: measured [Section 6].",
+        NOT_NEGATIVE,
     )
-
-    def __post_init__(self) -> None:
-        names = ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy")
-        values = {name: getattr(self, name) for name in names}  # a subclass may have slots
-        check_fields(values, dict.fromkeys(names, NOT_NEGATIVE))
 
 
 @dataclass
-class RunArguments:
+class RunArguments(Checked):
     """How the run starts, and what it saves."""
 
     _argument_group_name = "run"
 
     prompts_per_step: int | None = option(
-        None, "Prompts per optimizer step, with G completions each [Listing 1: 1]; batch sizes follow from it."
+        None,
+        "Prompts per optimizer step, with G completions each [Listing 1: 1]; batch sizes follow from it.",
+        AT_LEAST_1,
     )
     resume: str | None = option(
         None, "Resume the run in the given directory, or in --output_dir.", nargs="?", const="auto"

@@ -9,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, name_of
-from gtpo.cli.flags import annotations_of
+from gtpo.cli.flags import outline_of
 from gtpo.data.tables import short_name_of
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.arguments import DATA_FLAGS
@@ -329,7 +329,7 @@ def arms_of(words: Any) -> list[Arm]:
 @cache
 def settings_of_all() -> set[str]:
     """The settings that every arm has."""
-    return {*annotations_of("grpo_config"), *fields_of(SETTINGS)}
+    return {*fields_of([*SETTINGS, outline_of("grpo_config")])}
 
 
 def bases_of(spec: Values) -> list[Base]:

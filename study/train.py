@@ -6,7 +6,6 @@ python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
 
 import sys
-from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -94,9 +93,9 @@ def _check_made_from(run: Experiment, now: Row) -> None:
 def _read(run: Experiment) -> Settings:
     """The settings of a run that could start: all that it reads but the model is read."""
     script, *words = run.argv[2 * (run.argv[0] == "-m") :]  # without -m study.train
-    line, classes = line_of(script, [*words, "--output_dir", str(run.directory.with_name("checked"))])
-    check_backend(find_backend(line, classes))
-    kind, settings = parse_line(line, classes)
+    line = line_of(script, [*words, "--output_dir", str(run.directory.with_name("checked"))])
+    check_backend(find_backend(line))
+    kind, settings = parse_line(line)
     from gtpo.models.load import load_tokenizer
     from gtpo.training.loop import read_data
     from rewards import rewards_in
@@ -106,15 +105,14 @@ def _read(run: Experiment) -> Settings:
     return settings
 
 
-def line_of(script: str, words: Words) -> tuple[CommandLine, Sequence[type]]:
-    """A command line of train_grpo.py or train_gtpo.py, and the dataclasses of its settings but TRL's."""
+def line_of(script: str, words: Words) -> CommandLine:
+    """A command line of train_grpo.py or train_gtpo.py."""
     if script not in SCRIPTS:
         raise UsageError(f"python -m study.train {script}: name {' or '.join(SCRIPTS)} first.")
-    method, classes = SCRIPTS[script]
-    return read_command_line(method, words), classes
+    return read_command_line(*SCRIPTS[script], words)
 
 
-def parse_line(line: CommandLine, classes: Sequence[type]) -> tuple[Any, Settings]:
+def parse_line(line: CommandLine) -> tuple[Any, Settings]:
     """The trainer class of a command line, and its settings."""
     from trl import GRPOConfig
 
@@ -122,15 +120,15 @@ def parse_line(line: CommandLine, classes: Sequence[type]) -> tuple[Any, Setting
     from gtpo.training.hooks import load_objective
 
     trainer = GTPOTrainer if line.method == "gtpo" else GRPOTrainer
-    kind, own = load_objective(line.flags.get("objective"), trainer, (*classes, GRPOConfig))
-    return kind, parse(line, (*classes, *own, GRPOConfig))
+    kind, own = load_objective(line.objective, trainer, (*line.classes, GRPOConfig))
+    return kind, parse(line, (*own, GRPOConfig))
 
 
 def main() -> None:
     script = "".join(sys.argv[1:2])
-    line, classes = line_of(script, sys.argv[2:])
-    backend = load_backend_of(line, classes)  # before trl, transformers and peft: Unsloth patches them
-    kind, settings = parse_line(line, classes)
+    line = line_of(script, sys.argv[2:])
+    backend = load_backend_of(line)  # before trl, transformers and peft: Unsloth patches them
+    kind, settings = parse_line(line)
     from gtpo.training.loop import train_policy
     from rewards import rewards_in
 

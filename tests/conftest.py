@@ -100,6 +100,8 @@ def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 GPU_QUERIES = (
     "models.backend",
     "cli.parse",
+    "cli.presets",
+    "cli.build",
     "models.load",
     "evaluation.sampling",
     "evaluation.targets",

@@ -148,7 +148,7 @@ def test_a_stray_rank_starts_nothing(tmp_path: Path) -> None:
 def sizes(run: Path, processes: int, monkeypatch: pytest.MonkeyPatch, *argv: str) -> tuple[int, ...]:
     """Micro-batch, accumulation, steps of a generation and rows of an evaluation of the run there."""
     monkeypatch.setattr("gtpo.cli.parse.world_size", lambda: processes)  # torch would wait for the others
-    monkeypatch.setattr("gtpo.cli.parse.check_launched", lambda args: None)
+    monkeypatch.setattr("gtpo.cli.build.check_launched", lambda args: None)
     settings = parsed("--resume", str(run), *argv)
     trainer, given = settings.trainer, settings.given
     return (
@@ -186,7 +186,7 @@ def test_sizes_that_nobody_named_follow_the_number_of_processes(
     words = [str(word) for name, value in zip(names, stored, strict=True) if value for word in (f"--{name}", value)]
     with monkeypatch.context() as patched:
         patched.setattr("gtpo.cli.parse.world_size", lambda: before)
-        patched.setattr("gtpo.cli.parse.check_launched", lambda args: None)
+        patched.setattr("gtpo.cli.build.check_launched", lambda args: None)
         patched.setattr("gtpo.runs.start.world_size", lambda: before)
         patched.setattr("gtpo.runs.provenance.world_size", lambda: before)
         words += ["--prompts_per_step", str(stored[0] * stored[1] * before // 4)]

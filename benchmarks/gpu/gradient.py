@@ -106,7 +106,7 @@ if __name__ == "__main__":
     log_to_stderr()  # before Unsloth, which would set up the logs
 
     file, script, *argv = sys.argv[1:]
-    load_backend_of(read_command_line("gtpo", argv), SETTINGS)  # before transformers is imported, as in the script
+    load_backend_of(read_command_line("gtpo", SETTINGS, argv))  # before transformers is imported, as in the script
     from gtpo.training import trainer
 
     trainer.GTPOTrainer = given(trainer.GTPOTrainer, Path(file))  # type: ignore[misc, assignment]

@@ -27,7 +27,7 @@ from train_gtpo import SETTINGS  # noqa: E402
 log_to_stderr()  # before Unsloth, which would set up the logs
 if library := "--library" in sys.argv:
     sys.argv.remove("--library")
-load_backend_of(read_command_line("gtpo", sys.argv[2:]), SETTINGS)  # before transformers is imported, as in the script
+load_backend_of(read_command_line("gtpo", SETTINGS, sys.argv[2:]))  # before transformers is imported, as in the script
 
 import torch  # noqa: E402
 import trl  # noqa: E402

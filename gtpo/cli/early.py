@@ -11,7 +11,6 @@ from pathlib import Path
 from gtpo.arguments import (
     BENCHMARK_TITLES,
     DataArguments,
-    FormatArguments,
     RewardArguments,
     Values,
     fields_of,
@@ -36,11 +35,10 @@ BIND_UNSEEN = {"globals", "exec", "setattr", "__getattr__"}  # in a file: it may
 
 
 def check_inputs(method: str, values: Values) -> tuple[int, int]:
-    """Refuse wrong tags, code, a wrong file, its columns and answers; the rows of a short file, the prompts of a step.
+    """Refuse wrong code, a wrong file, its columns and answers; the rows of a short file, the prompts of a step.
 
     ``values`` are the settings of preset, file and command line, without the defaults; code is named on the latter.
     """
-    FormatArguments(tags=values.get("tags", FormatArguments.tags))  # raises
     known = RewardArguments().reward
     rewards = values.get("reward") or known
     if isinstance(rewards, list):

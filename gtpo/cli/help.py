@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gtpo.arguments import SourceArguments, Values, fields_of, name_of
-from gtpo.cli.flags import Classes
+from gtpo.cli.flags import HELP_ALL, Classes, SettingsParser
 from gtpo.files import read_yaml
 
-HELP_FLAGS = {"-h", "--help"}
-HELP_ALL = "--help_all"
 _short_help = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # names in one column
 
 
@@ -26,7 +24,7 @@ def print_help(method: str, classes: Classes, preset: Values) -> NoReturn:
     """
     parser = argparse.ArgumentParser(usage="%(prog)s [--key value ...]", formatter_class=_short_help, add_help=False)
     parser.description = sys.modules["__main__"].__doc__
-    parser.epilog = f"{HELP_ALL} lists every setting, with TRL's."
+    parser.epilog = f"--{HELP_ALL} lists every setting, with TRL's."
     fields = fields_of(classes)
     defaults: Values = {}
     for cls in classes:
@@ -43,24 +41,28 @@ def print_help(method: str, classes: Classes, preset: Values) -> NoReturn:
     raise SystemExit
 
 
-def print_all(parser: argparse.ArgumentParser, preset: Values) -> NoReturn:
-    """Print every option of a script, with the values of a preset as defaults, and exit.
+def print_all(classes: Classes, preset: Values, method: str = "") -> NoReturn:
+    """Print every option of a script, with the values of a preset as defaults, and exit; TRL is imported for its texts.
 
-    Without a preset it is an evaluation: the texts are its own, and the columns of data come last.
+    Without a method it is an evaluation: the texts are its own, and the columns of data come last.
     """
+    if method:
+        import trl
+
+        classes = [*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig]
+    parser = SettingsParser(classes)
+    parser.set_defaults(**parser.defaults_of(classes))
     parser.usage = "%(prog)s [--config FILE] [--key value ...]"
     parser.formatter_class = _AllHelp
     parser.description = sys.modules["__main__"].__doc__
     parser.set_defaults(**preset)
-    shown = ChainMap(*_shown().values()) if preset else {}
-    if not preset:
+    shown = ChainMap(*_shown().values()) if method else {}
+    if not method:
         for group in parser._action_groups:
             group._group_actions.sort(key=lambda action: action.dest in fields_of([SourceArguments]))
     for action in parser._actions:
-        action.option_strings = action.option_strings[:1]  # not --max-steps too
-        action.help = shown.get(action.dest, {}).get("text") or action.help
-        if action.option_strings[0].startswith("--no_"):  # --name false does the same
-            action.help = argparse.SUPPRESS
+        action.option_strings = action.option_strings[:1]  # not -h too
+        action.help = (action.help != argparse.SUPPRESS and shown.get(action.dest, {}).get("text")) or action.help
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
     parser.print_help()
     raise SystemExit

@@ -289,6 +289,14 @@ def derived_micro_batch(shape: Shape | None, values: Values, processes: int) -> 
     return largest_batch(shape, values, completions, gpu_memory() or PLANNED)
 
 
+def fitting_micro_batch(source: ModelSource, processes: int, values: Values) -> int | None:
+    """:func:`derived_micro_batch` of a model; None for the tiny ones, SFT, and processes that share a CPU."""
+    shares_host = values["use_cpu"] and processes > 1
+    if source.is_tiny or shares_host or "num_generations" not in values:
+        return None
+    return derived_micro_batch(known_shape(source), values, processes)
+
+
 def gpu_memory() -> float | None:
     """GiB of this process's GPU; None where PyTorch sees none."""
     import torch

@@ -265,10 +265,11 @@ def _settings() -> dict[str, Any]:
     """Of each config: every field of TRL's config that it becomes, and what the run directory stores of them."""
     import trl
 
+    from gtpo.cli import build, presets
     from gtpo.cli import parse as cli
     from gtpo.training.trainer import GTPOTrainer
 
-    cli.gpu_is_available = lambda: True
+    cli.gpu_is_available = presets.gpu_is_available = build.gpu_is_available = lambda: True
     seen: dict[str, Any] = {"settings": {}, "stored": {}}
     for config in CONFIGS:
         file, *flags = config.split()
@@ -277,9 +278,8 @@ def _settings() -> dict[str, Any]:
         # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
         argv = ["--config", str(ROOT / file), *flags, "--run_name", "x", "--use_cpu", "true"]
         argv += ["--model", "qwen"] if "/baselines/" in file else []
-        settings = cli.parse(
-            cli.read_command_line(method, argv), (*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig)
-        )
+        line = cli.read_command_line(method, classes, argv)
+        settings = cli.parse(line, [trl.SFTConfig if method == "sft" else trl.GRPOConfig])
         if method == "gtpo":
             GTPOTrainer.check_settings(settings.trainer)
         fields = {field.name for field in dataclasses.fields(settings.trainer)}

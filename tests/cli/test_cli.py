@@ -21,10 +21,11 @@ from transformers import LlamaConfig, TrainerState
 from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments, fields_of
-from gtpo.cli import parse as cli
+from gtpo.cli import presets as cli
+from gtpo.cli.checks import check_batch
+from gtpo.cli.derive import batch_geometry
 from gtpo.cli.parse import parse_evaluation
 from gtpo.cli.presets import Preset
-from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
@@ -509,6 +510,7 @@ def test_a_step_takes_complete_groups_or_is_refused(
 
     try:
         got = batch_geometry(group, prompts, batch, accumulation, processes)
+        check_batch(got, group, processes)
     except UsageError as error:
         assert "--per_device_train_batch_size" in str(error)
         # Refused only if no choice of the sizes that were left open fits.
@@ -517,8 +519,8 @@ def test_a_step_takes_complete_groups_or_is_refused(
             choices = itertools.product([batch] if batch else every, [accumulation] if accumulation else every)
             assert not any(itertools.starmap(fits, choices))
         return
-    assert fits(*got)
-    assert got == (batch or got[0], accumulation or got[1])
+    assert fits(got.batch, got.steps)
+    assert got[:2] == (batch or got.batch, accumulation or got.steps)
 
 
 # ---- the shipped presets ----
@@ -589,7 +591,7 @@ def test_a_gpu_without_bfloat16_trains_in_float16(bf16: bool, gpu: None, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     preset = cli.preset_for("gtpo", model_source("qwen")).values()
-    got = preset | cli._of_this_machine(cli.find_start("gtpo", {"model": "qwen"}), preset)
+    got = preset | cli.of_this_machine(preset, model_source("qwen"), "auto")
     assert (got["bf16"], got.get("fp16", False)) == (bf16, not bf16)
     assert settings("--model", "tiny")["fp16"] is False
     given = settings("--model", "qwen", *ON_CPU, "--bf16", "false", "--fp16", "false")

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import sys
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.files import tables_of, write_lines
@@ -13,10 +15,11 @@ from helpers.refusals import refused
 from helpers.runs import fake_run
 from helpers.scripts import ROOT, run_process
 from helpers.settings import parsed
-from trl import GRPOConfig, SFTConfig
+from trl import GRPOConfig, SFTConfig, TrlParser
 
+import train_gtpo
 from gtpo.arguments import GTPOArguments
-from gtpo.cli.flags import annotations_of, check_flags, spelled_out
+from gtpo.cli.flags import SettingsParser
 from gtpo.cli.parse import load_backend_of, read_command_line
 from train_gtpo import SETTINGS
 from train_sft import SETTINGS as OF_SFT
@@ -27,17 +30,33 @@ NARROW = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}  # a terminal o
 
 
 @pytest.mark.parametrize(("config", "cls"), [("grpo_config", GRPOConfig), ("sft_config", SFTConfig)])
-def test_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
-    assert set(annotations_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
+def test_flags_read_from_the_source_are_those_of_trl(config: str, cls: type) -> None:
+    """But for switches, which take --x and --no_x, several reporters, and names of an enumeration as text."""
+    ours = SettingsParser([], config)
+    theirs = TrlParser([cls])
+    words = {"str": "a", "int": "7", "float": "0.5", "string_to_bool": "F", "dict": "{}"}
+    assert ours.settings.keys() == {field.name for field in dataclasses.fields(cls) if field.init}
+    for name, got in ours.settings.items():
+        expected: Any = theirs._option_string_actions[f"--{name}"]
+        assert (name, [*(got.choices or ())]) == (name, [*(expected.choices or ())]) or name == "debug"
+        kind = expected.type.__name__
+        shape = ("?", True) if kind == "string_to_bool" else (expected.nargs, expected.const)
+        assert (name, got.nargs, got.const) == (name, *shape) or name == "report_to"
+        for word in [words[kind], "none"] if kind in words and not expected.choices else ():
+            assert (name, outcome(got.type, word)) == (name, outcome(expected.type, word))
+
+
+def outcome(kind: Any, word: str) -> object:
+    """What a type reads, or the kind of error."""
+    try:
+        return kind(word)
+    except (ValueError, ArgumentTypeError) as error:
+        return type(error)
 
 
 @pytest.mark.parametrize("argv", TABLES["valid_flags_pass"])
 def test_valid_flags_pass(argv: list[str]) -> None:
-    check_flags("gtpo", spelled_out(argv), SETTINGS)
-
-
-def test_beta_is_a_setting_of_grpo() -> None:
-    check_flags("grpo", ["--beta", "0.04"], SETTINGS)
+    read_command_line("gtpo", SETTINGS, argv)
 
 
 HELP = """
@@ -100,6 +119,9 @@ def inputs(here: Path) -> Path:
     (here / "other" / "notes.txt").write_text("mine")
     (here / "settings.yaml").write_text("output_dir: mine\n")
     (here / "quoted.yaml").write_text("limit: '2'\n")
+    (here / "typed.yaml").write_text("learning_rate: fast\n")
+    (here / "unknown.yaml").write_text("learnin_rate: 1\n")
+    (here / "both.yaml").write_text("max_steps: 7\nnum_train_epochs: 4\n")
     return here
 
 
@@ -131,12 +153,29 @@ def test_wrong_inputs_are_refused_before_torch_is_imported(script: str, inputs: 
 
 @pytest.mark.parametrize("flags", TABLES["right_inputs_pass"])
 def test_right_inputs_pass(flags: str, inputs: Path, no_gpu: None) -> None:
-    assert load_backend_of(read_command_line("gtpo", flags.split()), SETTINGS) == "transformers"
+    assert load_backend_of(read_command_line("gtpo", SETTINGS, flags.split())) == "transformers"
+
+
+def test_a_command_line_is_parsed_once(monkeypatch: pytest.MonkeyPatch, inputs: Path, no_gpu: None) -> None:
+    """By train_gtpo.py, with a file, a preset and settings of a class that is imported later."""
+    parses = []
+    original = ArgumentParser.parse_known_args
+
+    def counted(parser: ArgumentParser, *arguments: Any, **options: Any) -> Any:
+        parses.append(parser.prog)
+        return original(parser, *arguments, **options)
+
+    monkeypatch.setattr(ArgumentParser, "parse_known_args", counted)  # parse_args calls it
+    monkeypatch.setattr("sys.argv", ["train_gtpo.py", "--config", "words.yaml", "--gamma", "0.5"])
+    trained = []
+    monkeypatch.setattr("gtpo.training.loop.train_policy", lambda trainer, settings, *_: trained.append(settings))
+    train_gtpo.main()
+    assert (trained[0].gtpo.gamma, trained[0].reward.reward, len(parses)) == (0.5, ["format"], 1)
 
 
 def test_a_message_names_the_short_and_the_long_flag() -> None:
     with refused(r"unknown argument '--num_generations' \(--G\)"):
-        check_flags("sft", spelled_out(["--G", "8"]), OF_SFT)
+        read_command_line("sft", OF_SFT, ["--G", "8"])
 
 
 def test_settings_are_checked_in_a_subclass_with_slots() -> None:

@@ -25,7 +25,7 @@ TABLES = tables_of(__file__)
 
 def loaded(argv: str) -> str:
     """The backend of ``train_gtpo.py argv``."""
-    return load_backend_of(read_command_line("gtpo", argv.split()), SETTINGS)
+    return load_backend_of(read_command_line("gtpo", SETTINGS, argv.split()))
 
 
 def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_with_gpu_model_flags_and_files_choose_the_backend(
     (here / "mine.yaml").write_text("backend: transformers\nmodel: llama\n")
     (here / "on_cpu.yaml").write_text("model: a/b\nuse_cpu: true\n")
     assert loaded(argv) == loaded(f"{argv} --dry_run") == expected
-    assert find_backend(read_command_line("gtpo", argv.split()), SETTINGS) == expected
+    assert find_backend(read_command_line("gtpo", SETTINGS, argv.split())) == expected
 
 
 def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pytest import LogCaptureFixture, MonkeyPatch
 
 import train_gtpo
 from gtpo.arguments import Settings
-from gtpo.cli import parse as cli
+from gtpo.cli import presets as cli
 from gtpo.models import backend, preflight
 from gtpo.models.backend import check_driver, load_backend
 from gtpo.models.memory import GIB
