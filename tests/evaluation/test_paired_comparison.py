@@ -319,6 +319,7 @@ NAMED = (
     "model (Qwen/Qwen2.5-3B-Instruct, meta-llama/Llama-3.1-8B-Instruct)"
 )
 ALIKE = {"output_dir": "elsewhere", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+ALIKE |= {"save_steps": 7, "report_to": "wandb", "logging_steps": 3, "eval_steps": 5, "gradient_checkpointing": True}
 
 
 @mark.parametrize(("changed", "named"), [(APART, NAMED), (ALIKE, "")])

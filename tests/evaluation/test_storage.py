@@ -9,6 +9,7 @@ from typing import Any
 from helpers.files import read_json
 from helpers.refusals import refused
 from helpers.results import files_up_to, grade_file
+from helpers.runs import fake_run
 from helpers.scripts import ROOT, Command
 from pytest import mark, raises
 
@@ -30,7 +31,9 @@ from gtpo.evaluation.storage import (
     read_completions,
     read_head,
     scores_path,
+    weights_have_changed,
 )
+from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.load import build_policy
 from gtpo.models.source import model_source
@@ -232,3 +235,13 @@ def test_every_process_saves_the_same_adapter_bytes(tiny: Path, tmp_path: Path) 
     policy.save_pretrained(tmp_path)
     modules = read_json(tmp_path / "adapter_config.json")["target_modules"]
     assert modules == sorted(modules) and len(modules) == 7
+
+
+@mark.parametrize("changed", ["adapter_config.json", "adapter_model.safetensors", "later.safetensors"])
+def test_any_file_that_has_changed_makes_other_weights(changed: str, tmp_path: Path) -> None:
+    """In one process, which has read the directory before."""
+    adapter = fake_run(tmp_path / "run", saved=["adapter"]).adapter
+    entry = {"adapter": str(adapter), "settings": {"adapter": fingerprint(adapter)}}
+    assert not weights_have_changed(entry)
+    (adapter / changed).write_text("others")
+    assert weights_have_changed(entry)

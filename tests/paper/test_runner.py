@@ -81,7 +81,7 @@ def test_a_failure_is_named_and_stops_nothing(gpus: int, no_gpu: None, monkeypat
     assert sorted(labels) == ["one", "scores", "three", "two"]
     assert labels.index("scores") > max(labels.index("one"), labels.index("two"))
     assert {kind for kind, *_ in begun} == {"run_one" if gpus else "run_forked"}
-    assert {threads for *_, threads in begun} == {"4"}
+    assert {threads for *_, threads in begun} == {"4"} and os.environ["GOMP_SPINCOUNT"] == "3000"
     assert sorted(environment.get("CUDA_VISIBLE_DEVICES", "") for _, label, environment, _ in begun
                   if label in ("one", "two")) == (["0", "1"] if gpus else ["", ""])  # fmt: skip
 

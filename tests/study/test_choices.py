@@ -98,6 +98,28 @@ def test_a_primary_names_the_arm_that_is_subtracted() -> None:
     assert (row["mean"], row["minus"].name) == (30.0, "gtpo")
 
 
+def test_primaries_of_each_base_over_bases_and_over_what_differs() -> None:
+    """GTPO minus GRPO is 10 from one base and 30 from the other, whose x is larger by 0.5: 40 for each 1 of x."""
+    measure = "pass@1 sampled"
+    primary = [{"measure": measure, "slope": True}, {"measure": measure, "over_bases": True, "above": 5.0}]
+    bases = ["wrong-mode", "missing-50"]
+    plan = {"choices": {}, "views": [], "rates": ["0.1"], "base": bases}
+    comparison = comparison_of(primary=[*primary, {"measure": measure}], **plan)
+    every = []
+    for base, x, gain in zip(comparison.bases, (0.25, 0.75), (10.0, 30.0), strict=True):
+        values = {"grpo-0.1": 10.0, "gtpo-0.1": 10.0 + gain}
+        metrics = {name: {seed: [{"step": 1, "accuracy": 1.0}] for seed in SEEDS} for name in values}
+        scores = {n: {"arithmetic": {s: {"scores": {"pass": {1: v}}} for s in SEEDS}} for n, v in values.items()}
+        found = results_of(metrics, scores)
+        every.append(Found(base._replace(x=x), found, {}, comparison.chosen_rates(found)))
+    rows = primary_rows(comparison, every)
+    assert [row["where"] for row in rows] == ["slope over x", "mean over bases", *bases]
+    assert [row["mean"] for row in rows] == pytest.approx([40.0, 20.0, 10.0, 30.0])
+    assert [row.get("bound") for row in rows] == [None, 5.0, None, None]
+    assert {row["seeds"] for row in rows} == {4} and [row["p"] for row in rows] == [0.125] * 4
+    assert [row["holm"] for row in rows] == [0.5] * 4  # over all of them
+
+
 def test_metrics_by_generation() -> None:
     """Two updates a generation: rewards are logged with the first, the entropy with each; the other arm stays."""
     twice = Arm("twice", "twice-{rate}", "grpo", "", "", {}, prompts=2, updates=2)

@@ -16,7 +16,7 @@ from helpers.runs import fake_run
 from helpers.scripts import ROOT
 
 from gtpo.runs.provenance import trainer_of, why_unlike
-from paper.results import Results
+from paper.results import Results, read_results
 from study import rendering
 from study.__main__ import comparison_of, parser, run_command
 from study.__main__ import main as study_main
@@ -683,6 +683,9 @@ def test_the_command_chooses_rates_and_continues_what_failed(
     assert "| GTPO minus GRPO | wrong-mode | accuracy late | 2 of 2 |" in text
     assert "```bash\npython -m study compare mine\n```" in text
     assert command("--seeds", "1", "3")[0] == 0 and started[4] == ["grpo-1e-3-s3", "gtpo-2e-3-s3"]
+    assert command("--store")[0] == 0
+    stored = read_results([Path("results/mine/wrong-mode")]).runs
+    assert {f"{name}-s{seed}" for name, seed in stored} == {*best, *(f"{name}-s7" for name in names)}
     monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
     with refused("--dirty"):
         command()
