@@ -28,18 +28,48 @@ Flags = argparse.Namespace
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands of study/experiments.yaml."""
+    """The command `compare`; its flags are the keys of a comparison of study/experiments.yaml."""
     parser = argparse.ArgumentParser(
         prog="python -m study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, spec in read_experiments()["commands"].items():
-        command = commands.add_parser(name, help=spec["help"], allow_abbrev=False)
-        for flag, options in spec["flags"].items():
-            kind = {"type": int} if "type" in options else {}
-            command.add_argument(flag, **{**options, **kind})
+    help = "objectives, paired by seed: runs, scores, one page"
+    add = commands.add_parser("compare", help=help, allow_abbrev=False).add_argument
+    planned = (
+        "a comparison of study/experiments.yaml: missing_tags, entropy_parts, llama, published, plain, smol, ...; "
+        "--arms with it adds your arms: only these run, if the stored runs of its first arm are of this machine and "
+        "trainer"
+    )
+    arms = (
+        "grpo, gtpo, dr_grpo, correction, ..., my_objective.py:Class, or a YAML of settings, GTPO's if its name begins "
+        "so; the first is subtracted"
+    )
+    base = "wrong-mode, first, smol, llama, or another of that file; your model: a directory or a Hub id [wrong-mode]"
+    rates = "of several, each arm gets its best one [0.3e-3; of your model: the preset's]"
+    settings = "settings of every arm that has them: gamma=0.0 'reward=format mine.py:f'"
+    output = "of runs and page; arms that share it share the runs of the first one [outputs/study/NAME]"
+    store = "add the finished runs of a planned comparison to results/NAME, write its page there, and exit"
+    add("name", nargs="?", default="", help=planned)
+    add("--arms", nargs="+", metavar="ARM", help=arms)
+    add("--base", nargs="+", metavar="BASE", help=base)
+    add("--n_seeds", type=int, metavar="N", help="seeds 1 to N [6]")
+    add("--steps", type=int, metavar="N", help="steps of a run [300]")
+    add("--rates", nargs="+", metavar="RATE", help=rates)
+    add("--rate_seeds", nargs="+", metavar="N", help="seeds that choose the rates [the three after --seeds]")
+    add("--betas", nargs=2, metavar="B", help="of Adam [0.9 0.95]")
+    add("--benchmark", metavar="FILE", help="held-out problems, as for evaluate.py [those of the base]")
+    add("--problems", type=int, metavar="N", help="how many of them [500]")
+    add("--set", nargs="+", metavar="KEY=VALUE", help=settings)
+    add("--seeds", nargs="+", metavar="N", help="21 22 23, or 21-23; of a planned comparison, those to run now")
+    add("--output_dir", metavar="DIR", help=output)
+    add("--plan", action="store_true", help="write plan.md, to commit before the runs, and exit")
+    add("--store", action="store_true", help=store)
+    add("--dirty", action="store_true", help="run although files differ from the last commit; the page says so")
+    add("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs")
+    add("--jobs", type=int, metavar="N", help="runs at the same time")
+    add("--list", action="store_true", help="print states, costs and what difference these seeds can show, and exit")
     return parser
 
 
