@@ -16,17 +16,7 @@ from gtpo.arguments import (
     fields_of,
     split_function,
 )
-from gtpo.data.tables import (
-    DATASETS,
-    Columns,
-    Table,
-    check_source,
-    columns_of,
-    is_on_hub,
-    named_columns,
-    read_file,
-    value_of,
-)
+from gtpo.data import tables
 from gtpo.data.values import elements_of, is_empty, is_missing, to_question, to_text
 from gtpo.errors import UsageError, first_line, nearest
 
@@ -54,8 +44,8 @@ def check_inputs(method: str, values: Values) -> tuple[int, int]:
     data = DataArguments(**given)
     needs_answers = method != "sft" and "accuracy" in rewards
     required = ("prompt", "gold") if needs_answers else ("prompt",)
-    count = _check_data(data, data.dataset, DATASETS, "dataset", required)
-    _check_data(data, data.eval_dataset or DATASETS[0], BENCHMARK_TITLES, "eval_dataset", required)
+    count = _check_data(data, data.dataset, tables.DATASETS, "dataset", required)
+    _check_data(data, data.eval_dataset or tables.DATASETS[0], BENCHMARK_TITLES, "eval_dataset", required)
     of_step = values.get("gradient_accumulation_steps") if method == "sft" else None
     return min(count, data.limit or count), values.get("prompts_per_step") or of_step or 1
 
@@ -89,15 +79,15 @@ def _check_code(noun: str, name: str, module: str, wanted: str) -> None:
 
 def _check_data(data: DataArguments, source: str, known: Collection[str], flag: str, required: Collection[str]) -> int:
     """The number of usable rows of a short file."""
-    check_source(flag, source, known)
-    if source in known or is_on_hub(source):
+    tables.check_source(flag, source, known)
+    if source in known or tables.is_on_hub(source):
         return FIRST_ROWS**2
-    table = read_file(Path(source), FIRST_ROWS)
+    table = tables.read_file(Path(source), FIRST_ROWS)
     is_short = len(table.rows) < FIRST_ROWS
     try:
-        columns = columns_of(table, named_columns(data), required)
+        columns = tables.columns_of(table, tables.named_columns(data), required)
     except UsageError:  # a later row may have it
-        columns_of(read_file(Path(source)), named_columns(data), required)
+        tables.columns_of(tables.read_file(Path(source)), tables.named_columns(data), required)
         return FIRST_ROWS**2
     usable = _usable_rows(table, columns, "gold" in required)
     if is_short and not usable:
@@ -105,15 +95,15 @@ def _check_data(data: DataArguments, source: str, known: Collection[str], flag: 
     return usable if is_short else FIRST_ROWS**2
 
 
-def _usable_rows(table: Table, columns: Columns, graded: bool) -> int:
+def _usable_rows(table: tables.Table, columns: tables.Columns, graded: bool) -> int:
     """How many rows have a prompt, and an answer where there is a column of them.
 
     A UsageError for a prompt that is no text or conversation, and a gold answer that is no text or number, as `true`.
     """
     usable = 0
     for row, place in table.rows:
-        prompt = value_of(row, columns["prompt"])
-        answer = value_of(row, columns["gold"]) if "gold" in columns else "none is needed"
+        prompt = tables.value_of(row, columns["prompt"])
+        answer = tables.value_of(row, columns["gold"]) if "gold" in columns else "none is needed"
         lacks_answer = is_missing(answer) if graded else is_empty(answer)
         if is_empty(prompt) or lacks_answer:
             continue

@@ -42,8 +42,11 @@ def test_flags_read_from_the_source_are_those_of_trl(config: str, cls: type) -> 
         kind = expected.type.__name__
         shape = ("?", True) if kind == "string_to_bool" else (expected.nargs, expected.const)
         assert (name, got.nargs, got.const) == (name, *shape) or name == "report_to"
-        for word in [words[kind], "none"] if kind in words and not expected.choices else ():
-            assert (name, outcome(got.type, word)) == (name, outcome(expected.type, word))
+        if kind in words and not expected.choices:
+            assert (name, outcome(got.type, words[kind])) == (name, outcome(expected.type, words[kind]))
+            assert outcome(got.type, "none") in (None, outcome(expected.type, "none")), (
+                name
+            )  # some revisions of TRL refuse it
 
 
 def outcome(kind: Any, word: str) -> object:
