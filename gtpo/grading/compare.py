@@ -25,9 +25,6 @@ _POINT = re.compile(r"^\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations 
 _OPTION = re.compile(  # one label: (B) with its text
     r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
-_NEGATION = re.compile(
-    r"\b(?!(?-i:NO)\b)(?:not?|never|neither|wrong|false|incorrect)\b|n't\b|\b(?:at|when|where|if) [a-z]=", re.IGNORECASE
-)
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
 _INTEGER = re.compile(
@@ -187,7 +184,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     if not values:
         return "", text
     text = text.replace(name, name := _without_labels(name), 1)
-    if _NEGATION.search(text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
+    if re.search(r"\b(?:at|when|where|if) [a-z]=", text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     if text.count("=") == len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
@@ -195,7 +192,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     is_constant = not _variables(split_unit(value).value)
     is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
     is_unfinished = is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
-    is_named = NAME.fullmatch(name) and (is_name(name) if has_words(name) else name.lower() not in CLOSED)
+    is_named = NAME.fullmatch(name) and (is_name(name) if has_words(name) else not _is_closed(name))
     if not (is_named or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation
@@ -223,7 +220,7 @@ def _is_quantity(text: str) -> bool:
     r"""True for what has a value: ``|z|``, ``f(2)``, ``m+n``, ``\frac{a}{b}``, words; not for 2x, x+1, x^2 and -x."""
     if re.match(r"\\(?:sum|prod|int|lim|max|min|det)(?![a-zA-Z])", text):
         return True
-    if text.lower() in CLOSED or has_words(re.sub("[A-Z]{2,}(?![a-z])", "", text)):  # not AB^2
+    if _is_closed(text) or has_words(re.sub("[A-Z]{2,}(?![a-z])", "", text)):  # not AB^2
         return is_name(text)
     count = 1
     while count:
@@ -232,6 +229,11 @@ def _is_quantity(text: str) -> bool:
     if len(letters) > 1 and letters.isdisjoint("xyzXYZ") and re.search(r"[+-]", text):
         return True  # 100m + n is asked for; 2x + 3y = 18 is to be solved
     return bool(re.search(r"[a-zA-Z]", text)) and not re.search(r"\d|^-", text)
+
+
+def _is_closed(text: str) -> bool:
+    r"""True for a text with a word of the closed classes, which is no product of variables: not m + n, AB \not."""
+    return not CLOSED.isdisjoint(map(str.lower, re.findall("[a-z']{2,}|[A-Z]{3,}", text)))
 
 
 def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:

@@ -29,7 +29,7 @@ _LAST_SECTIONS = (  # the others have their place in `normalise`, or in other mo
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
     *("remainders", "conditions", "domains", "lists", "notation", "plain text", "counting", "remainders and ratios"),
     *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
-    *("words", "arguments", "the same again, inside arguments", "blanks"),
+    *("words", "arguments", "blanks"),
 )
 
 Replacement = str | Callable[[re.Match[str]], str]

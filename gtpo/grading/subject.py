@@ -44,6 +44,16 @@ _SENTENCE = re.compile(
     rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should))?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
     re.IGNORECASE,
 )
+_WE_GET = "(?:we|i) (?:get|got|have|find|obtain|see|conclude)\\b(?: that)?:?"
+_EXACTLY = "exactly|precisely|only|just|a total of"
+_OPENING = re.compile(  # so, we get that; there are exactly; the final answer is
+    rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)"
+    r"|(?:" + _WE_GET + r"|(?:this|it|which) (?:gives|yields|equals)|there (?:are|is|were|(?:will|would) be)"
+    rf"|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
+    rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(])"
+    rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
+    re.IGNORECASE,
+)
 _COPULA = re.compile(
     r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+(?:equal to\s+|exactly\s+)?(?=\S)"
 )
@@ -51,9 +61,11 @@ _ATTEMPTS = frozenset(TABLES["answers"].split())
 
 
 def without_subject(text: str) -> str:
-    """What is said of a subject; a text without one as it is."""
+    """What is said of a subject, after "so" and "we get"; a text without one as it is."""
     if not text[:1].isalpha():
         return text
+    if opening := _OPENING.match(text):
+        text = text[opening.end() :]
     is_said, sentence = _COPULA.search(text), _SENTENCE.match(text)
     if is_said and is_subject(text[: is_said.start()]):
         return text[is_said.end() :]
