@@ -57,3 +57,20 @@ def test_the_process_answers_until_its_parent_closes(end: type[BaseException], m
     assert sent == [b"ready", b"2", b"3"] and sys.path == ["here", "one", "two"]
     assert given == [("2", "x", None, False), ("3", "y", "0.1", True)]
     assert alarms == [symbolic.ORPHAN_LIMIT, 0] * 2
+
+
+@pytest.mark.parametrize(("alone", "name"), [(False, "is_same"), (True, "math_verify_accepts")])
+def test_what_sympy_cannot_handle_is_not_equal(alone: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or the other decides; without memory the process ends, and the parent starts another."""
+    replies: list[object] = [True, False, RecursionError("deep"), MemoryError()]
+
+    def decide(*_: object) -> object:
+        if isinstance(reply := replies.pop(0), BaseException):
+            raise reply
+        return reply
+
+    for each in ("is_same", "math_verify_accepts"):
+        monkeypatch.setattr(symbolic, each, decide if each == name else None)
+    assert [symbolic.reply("1", "2", None, alone) for _ in range(3)] == [b"1", b"0", b"0"]
+    with pytest.raises(MemoryError):
+        symbolic.reply("1", "2", None, alone)
