@@ -205,39 +205,47 @@ def works_of(comparison: Comparison, seeds: Seeds) -> Works:
     evaluations = []
     again: list[str] = []
     stored = 0
-    here = origin_of(provenance())
     for base in comparison.bases:
         found = found_of(comparison, base)
         base = base.timed(found.results)
-        every: list[Experiment] = []
-        for arm in comparison.arms:
-            if arm.name in comparison.rates_as:
-                every += [
-                    comparison.run(base, arm, rate, seed)
-                    for seed in seeds
-                    for rate in sorted({of[arm.name][seed] for of in found.chosen.values() if seed in of[arm.name]})
-                ]
-            elif comparison.choices:
-                every += comparison.runs(base, [arm], comparison.rates_for(arm), seeds)
-            elif arm.name in found.rates:
-                every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
-            elif comparison.chooser(found.base) is found.base:
-                every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
+        every = planned_runs(comparison, found, base, seeds)
         condensed = read_results([] if comparison.repeats else [comparison.stored(base)]).runs
-        missing = [run for run in every if (run.name, run.seed) not in condensed or run.run.path.exists()]
+        missing = {run for run in every if (run.name, run.seed) not in condensed or run.directory.exists()}
         has_all_rates = all(arm.name in found.rates for arm in comparison.arms)
         incomplete = {run.seed for run in missing}.intersection(seeds) if has_all_rates else set(seeds)
-        others = [run for run in every if run not in missing and run.seed in incomplete]
-        whys = {run: why_unlike(found.origins.get(run.label), here) for run in others}
-        names = {f"{base.name}, {run.name} is run again: stored runs are {why}" for run, why in whys.items() if why}
-        again += sorted(names)
-        left = [run for run in every if whys.get(run, run in missing)]
+        unlike = unlike_here(found, [run for run in every if run not in missing and run.seed in incomplete])
+        again += sorted({f"{base.name}, {run.name} is run again: stored runs are {why}" for run, why in unlike.items()})
+        left = [run for run in every if run in missing or run in unlike]
         runs += left
         stored += len(every) - len(left)
         if compared := [run for run in left if run.seed in seeds]:
             evaluations += comparison.evaluations(base, compared)
     runs.sort(key=attrgetter("seed"))
     return Works(runs, evaluations, stored, again)
+
+
+def planned_runs(comparison: Comparison, found: Found, base: Base, seeds: Seeds) -> list[Experiment]:
+    """The runs of all arms from a base, made or not; of an arm without a rate those that choose it."""
+    every: list[Experiment] = []
+    for arm in comparison.arms:
+        if arm.name in comparison.rates_as:
+            for seed in seeds:
+                rates = {of[arm.name][seed] for of in found.chosen.values() if seed in of[arm.name]}
+                every += comparison.runs(base, [arm], sorted(rates), [seed])
+        elif comparison.choices:
+            every += comparison.runs(base, [arm], comparison.rates_for(arm), seeds)
+        elif arm.name in found.rates:
+            every += comparison.runs(base, [arm], [found.rates[arm.name]], seeds)
+        elif comparison.chooser(found.base) is found.base:
+            every += comparison.runs(base, [arm], comparison.rates, comparison.rate_seeds)
+    return every
+
+
+def unlike_here(found: Found, runs: Runs) -> dict[Experiment, str]:
+    """Those of some stored runs that make no pair with a run of here -> why."""
+    here = origin_of(provenance())
+    whys = {run: why_unlike(found.origins.get(run.label), here) for run in runs}
+    return {run: why for run, why in whys.items() if why}
 
 
 def state_text(comparison: Comparison, seeds: Seeds) -> str:
@@ -309,31 +317,33 @@ def pooled_row(pairs: Sequence[Pair], measure: str, bound: float) -> Row:
 
 def primary_rows(comparison: Comparison, every: Sequence[Found]) -> list[Row]:
     """The planned differences; Holm's correction is over all of them."""
-    rows = []
-    arms = {arm.name: arm for arm in comparison.arms}
+    rows: list[Row] = []
     for primary, arm in product(comparison.primary, comparison.arms[1:]):
-        if not comparison.is_own and arm.name not in primary.get("arms", [arm.name]):
-            continue
-        measure = primary["measure"]
-        minus = arms[primary.get("minus", comparison.arms[0].name)]
-        views = [found.at(primary["at"]) if "at" in primary else found for found in every]
-        pairs = [found.pair(comparison, arm, minus) for found in views]
-        if primary.get("slope"):
-            shares = [found.base.x or 0.0 for found in every]
-            found_rows = [slope_row(shares, pairs, measure)]
-        elif primary.get("over_bases"):
-            found_rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
-        else:
-            found_rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
-        useless = [found.are_useless((minus, arm), comparison) for found in views]
-        if len(found_rows) < len(every):  # of all bases
-            useless = [all(useless)]
-        shared = {"measure": measure, "arm": arm, "minus": minus, "needs_p": comparison.needs_p}
-        for row, is_useless in zip(found_rows, useless, strict=True):
-            rows.append({**row, **shared, "are_useless": is_useless})
+        if comparison.is_own or arm.name in primary.get("arms", [arm.name]):
+            rows += rows_of_primary(comparison, every, primary, arm)
     if len(rows) > 1:
         add_holm(rows)
     return rows
+
+
+def rows_of_primary(comparison: Comparison, every: Sequence[Found], primary: Row, arm: Arm) -> list[Row]:
+    """A planned difference of an arm: from each base, or one over all bases, a slope or a mean."""
+    measure = primary["measure"]
+    name = primary.get("minus", comparison.arms[0].name)
+    minus = next(each for each in comparison.arms if each.name == name)
+    views = [found.at(primary["at"]) if "at" in primary else found for found in every]
+    pairs = [found.pair(comparison, arm, minus) for found in views]
+    useless = [found.are_useless((minus, arm), comparison) for found in views]
+    if primary.get("slope"):
+        rows = [slope_row([found.base.x or 0.0 for found in every], pairs, measure)]
+    elif primary.get("over_bases"):
+        rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
+    else:
+        rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
+    if len(rows) < len(every):  # of all bases
+        useless = [all(useless)]
+    shared = {"measure": measure, "arm": arm, "minus": minus, "needs_p": comparison.needs_p}
+    return [{**row, **shared, "are_useless": is_useless} for row, is_useless in zip(rows, useless, strict=True)]
 
 
 def table_of(comparison: Comparison, found: Found) -> Row:

@@ -35,12 +35,12 @@ SCRIPTS = {"train_grpo.py": ("grpo", SETTINGS), "train_gtpo.py": ("gtpo", (*SETT
 def with_measures(trainer: Any) -> Any:
     """A trainer that also logs ``guesses``, the percentage of completions that say "guess"."""
 
-    class Measured(trainer):
+    class WithGuesses(trainer):
         def _generate_and_score_completions(self, inputs: list[Row]) -> Row:
             batch = super()._generate_and_score_completions(inputs)
             ids = batch["completion_ids"]
             texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-            batch["is_guess"] = torch.tensor(["guess" in text for text in texts], device=ids.device)
+            batch["is_guess"] = torch.tensor(["guess" in text for text in texts], device=ids.device)  # (B,)
             return batch
 
         @wraps(trainer.objective)  # the same tokens have a gradient
@@ -49,7 +49,7 @@ def with_measures(trainer: Any) -> Any:
             guesses = 100 * inputs["is_guess"].float().mean()
             return loss, measured._replace(metrics={**(measured.metrics or {}), "guesses": guesses})
 
-    return Measured
+    return WithGuesses
 
 
 def check(comparison: Comparison) -> list[Base]:

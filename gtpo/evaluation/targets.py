@@ -16,6 +16,7 @@ from gtpo.runs.directory import LAST, OUTPUTS, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 
+BASE = "base"  # among --runs
 Targets = Sequence[ModelSource]  # adapters of one base, and the base itself
 
 
@@ -99,31 +100,37 @@ def find_targets(
     All have one base, which is that of the adapters: next to them ``--model`` names where it is loaded from. Not the
     paper's models on a CPU, unless ``slow``.
     """
-    if not names and model is None:
-        runs = own_runs(having="weights")
-        if not runs:
-            raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
-        names = [str(runs[-1].path)]
-        logger.warning("evaluating %s, the newest finished run; --runs selects others", names[0])
-    asked = None if model is None else model_source(model, LAST if names else checkpoint)
-    if names and asked and asked.adapter:
-        raise UsageError(f"--model {model} has an adapter: name it with --runs.")
-    targets = [adapter_source(name, checkpoint) for name in names if name != "base"]
-    if asked and not names:
-        targets = [asked]
-    adapters = [target for target in targets if target.adapter]
+    if model is not None and not names:
+        source = model_source(model, checkpoint)
+        found = [source]
+        elsewhere = None if source.adapter else source
+    else:
+        names = names or [_newest_run()]
+        elsewhere = None if model is None else model_source(model)
+        if elsewhere and elsewhere.adapter:
+            raise UsageError(f"--model {model} has an adapter: name it with --runs.")
+        found = [adapter_source(name, checkpoint) for name in names if name != BASE]
+    adapters = [target for target in found if target.adapter]
     if not adapters and checkpoint != LAST:
         raise UsageError(f"--checkpoint {checkpoint}: the base model has no checkpoints, name a run with --runs.")
-    if not targets and not asked:
+    if not adapters and not elsewhere:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     for target in adapters:
         check_model_files(target.weights)
-    base = _shared_base(adapters, None if asked in adapters else asked, slow)
-    found = [target.on(base) for target in targets]
-    for number, name in enumerate(names):
-        if name == "base":
-            found.insert(number, base)
-    return found
+    base = _shared_base(adapters, elsewhere, slow)
+    if not names:
+        return [target.on(base) for target in found]
+    of_runs = iter(found)
+    return [base if name == BASE else next(of_runs).on(base) for name in names]
+
+
+def _newest_run() -> str:
+    runs = own_runs(having="weights")
+    if not runs:
+        raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
+    newest = str(runs[-1].path)
+    logger.warning("evaluating %s, the newest finished run; --runs selects others", newest)
+    return newest
 
 
 def adapter_source(name: str, checkpoint: str = LAST) -> ModelSource:

@@ -326,8 +326,8 @@ class GRPOTrainer(HeldOutEvaluation):
         Returns:
             The loss, shape (), and :class:`Measured`. RunError for anything else.
         """
-        mask, options = inputs["completion_mask"], self._of_trl(inputs)
-        entropy = completion_entropy(token_entropy, mask)  # measured alone
+        mask, options = inputs["completion_mask"], self._of_trl(inputs)  # (b, T)
+        entropy = completion_entropy(token_entropy, mask)  # (b,), measured alone
         loss, metrics = grpo_loss(
             logps,
             mask,
@@ -339,7 +339,7 @@ class GRPOTrainer(HeldOutEvaluation):
             **options,
         )
         old = options["old_per_token_logps"]
-        ratio = torch.ones_like(logps) if old is None else (logps.detach() - old).exp()
+        ratio = torch.ones_like(logps) if old is None else (logps.detach() - old).exp()  # (b, T)
         metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics)
 
@@ -348,7 +348,7 @@ class GRPOTrainer(HeldOutEvaluation):
 
         A class that overrides :meth:`objective` alone has a gradient on all tokens. Bool, shape (b, T).
         """
-        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
+        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]  # (b, T), (b, 1)
         return ((advantages != 0) | bool(self.beta)).expand_as(mask)
 
     def losses(self) -> int:
@@ -531,24 +531,24 @@ class GTPOTrainer(GRPOTrainer):
 
     def objective(self, logps: Tensor, token_entropy: Tensor, inputs: Any) -> tuple[Tensor, Measured]:
         """Eq. 9 to 11."""
-        mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo
+        mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo  # (b, T), (b,)
         # GTPO change 1: lambda of Eq. 9 on the tokens that completions of both signs share
-        conflicts = inputs["conflict_mask"] & settings.conflict_correction
-        weights = conflict_weights(conflicts, advantages, settings.conflict_positive_weight)
+        conflicts = inputs["conflict_mask"] & settings.conflict_correction  # (b, T)
+        weights = conflict_weights(conflicts, advantages, settings.conflict_positive_weight)  # (b, T)
         # GTPO change 2: delta of Eq. 10 and the penalty gamma <H>_i of Eq. 11
-        entropy = completion_entropy(token_entropy, mask)
+        entropy = completion_entropy(token_entropy, mask)  # (b,)
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
-        keep = entropy_filter(entropy, advantages, self.initial_entropy.measure(), threshold, mode)
-        has_penalty = inputs["has_reward"]
+        keep = entropy_filter(entropy, advantages, self.initial_entropy.measure(), threshold, mode)  # (b,)
+        has_penalty = inputs["has_reward"]  # (b,)
         if settings.zero_advantage == "skip":  # Eq. 27 and 28: neither in G+ nor in G-
             has_penalty = has_penalty & (advantages != 0)
-        gamma = settings.gamma * has_penalty  # (B,)
+        gamma = settings.gamma * has_penalty  # (b,)
         loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=gamma, **self._of_trl(inputs))
         return loss, Measured(entropy, weights, keep, metrics)
 
     def needs_gradient(self, inputs: LossInputs) -> Tensor:
         """All but conflict tokens with A < 0, where lambda = 0, and without lambda those whose A and gamma are 0."""
-        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
+        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]  # (b, T), (b, 1)
         if self.gtpo.conflict_correction:
             return ~mask | (advantages >= 0)
         has_penalty = self.gtpo.gamma > 0 and self.gtpo.zero_advantage == "entropy"
