@@ -12,13 +12,13 @@ from gtpo.arguments import (
     Check,
     PromptArguments,
     SourceArguments,
-    check_fields,
     fields_of,
     option,
     read_texts,
 )
 from gtpo.errors import UsageError
 
+K: Check = (lambda x: 1 <= x <= 10_000, "1 to 10000")  # as many as in arXiv 2407.21787
 MATH_VERIFY = "math_verify"  # --grader
 DATA_FLAGS = tuple(name for name in fields_of([SourceArguments]) if name != "limit")
 OF_STORED = {  # a flag that reads what is stored -> the others that it takes
@@ -42,20 +42,22 @@ class EvaluationArguments(SourceArguments):
     grader: str | None = option(
         None, "math_verify alone compares the answers; or a reward function, file.py:function: above 0 is correct."
     )
-    k: int = option(64, "Completions per problem.")
-    temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
-    top_p: float = option(1.0, "Nucleus sampling; 1 disables it.")
-    seed: int = option(0, "The same seed gives the same completions.")
-    max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
+    k: int = option(64, "Completions per problem.", K)
+    temperature: float = option(1.0, "Sampling temperature; 0 is greedy.", NOT_NEGATIVE)
+    top_p: float = option(1.0, "Nucleus sampling; 1 disables it.", SHARE)
+    seed: int = option(0, "The same seed gives the same completions.", NOT_NEGATIVE)
+    max_new_tokens: int = option(1500, "Maximum tokens of a completion.", AT_LEAST_1)
     backend: Literal["auto", "vllm", "transformers"] = option("auto", "auto: vLLM on a GPU, except for tiny.")
     load_in_4bit: bool | None = option(None, "NF4 base weights, on a GPU. Default: the run's, if this machine can.")
     system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
     tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
     chat_template: str | None = option(None, "Jinja file. Default: the run's; without a run the tokenizer's.")
     chat_template_kwargs: dict | str | None = option(None, "Arguments of the template as JSON. Default: the run's.")
-    batch_size: int = option(64, "Completions per batch, Transformers.")
-    gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
-    output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
+    batch_size: int = option(64, "Completions per batch, Transformers.", AT_LEAST_1)
+    gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.", SHARE)
+    output_dir: str = option(
+        "outputs/evaluation", "Directory of completions and scores.", (str.strip, "the path of a directory")
+    )
     compare: list[str] = option(
         [], "Paired difference of stored scores: directories of evaluations, or evaluated runs; -sN are seeds of one."
     )
@@ -80,18 +82,7 @@ class EvaluationArguments(SourceArguments):
 
     def __post_init__(self) -> None:
         PromptArguments(**self.prompt)  # raises
-        checks: dict[str, Check] = {
-            "limit": AT_LEAST_1,
-            "k": (lambda x: 1 <= x <= 10_000, "1 to 10000"),  # as many as in arXiv 2407.21787
-            "temperature": NOT_NEGATIVE,
-            "top_p": SHARE,
-            "seed": NOT_NEGATIVE,
-            "max_new_tokens": AT_LEAST_1,
-            "batch_size": AT_LEAST_1,
-            "gpu_memory_utilization": SHARE,
-            "output_dir": (str.strip, "the path of a directory"),
-        }
-        check_fields(vars(self), checks)
+        super().__post_init__()
         if self.temperature == 0 and self.k > 1:
             raise UsageError(f"--temperature 0 samples the same completion {self.k} times: add --k 1.")
 
