@@ -37,7 +37,8 @@ def build(method: str, classes: Classes, values: Values, changed: frozenset[str]
     groups = {}
     for cls in ours:
         kind = PromptArguments if issubclass(PromptArguments, cls) else cls
-        label = kind.__name__.removesuffix("Arguments").lower()
+        is_ours = kind.__module__ == Settings.__module__  # else it is that of an objective, under any name
+        label = kind.__name__.removesuffix("Arguments").lower() if is_ours else "settings"
         groups[label] = kind(**{name: values[name] for name in fields_of([kind])})
     trainer = trainer_class(**copy.deepcopy(asked))
     if not values["dry_run"]:

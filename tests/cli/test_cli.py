@@ -714,3 +714,9 @@ def test_a_token_is_not_stored(monkeypatch: MonkeyPatch) -> None:
     assert stored["push_to_hub"] is True and "hf_secret" not in str(stored)
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
+
+
+def test_beta_is_a_setting_of_grpo() -> None:
+    assert settings("--beta", "0.04", *ON_CPU, method="grpo")["beta"] == 0.04
+    with pytest.raises(UsageError, match=r"--beta is .*: expected 0"):
+        settings("--beta", "0.04", *ON_CPU)

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from gtpo import GRPOTrainer
 
 
-class Halved(GRPOTrainer):
-    @dataclass
-    class Settings:
-        share: float = 0.5
+@dataclass
+class ModelArguments:  # any name, one of ours too
+    share: float = 0.5
 
-        def __post_init__(self):
-            self.double = 2 * self.share
+    def __post_init__(self):
+        self.double = 2 * self.share
+
+
+class Halved(GRPOTrainer):
+    Settings = ModelArguments
 
     def objective(self, logps, token_entropy, inputs):
         loss, measured = super().objective(logps, token_entropy, inputs)
