@@ -71,7 +71,7 @@ def origin_of(environment: Row) -> list[Any]:
     """From the content of environment.json."""
     origin = [environment.get(key) for key in ORIGIN_KEYS]
     packages = environment.get("packages", {})
-    versions = ", ".join(f"{name} {packages.get(name)}" for name in LIBRARIES)
+    versions = ", ".join(f"{name} {packages[name]}" for name in LIBRARIES if name in packages)
     return [*origin, trainer_of(origin[0]), versions]
 
 

@@ -120,8 +120,8 @@ class Head:
 
     @classmethod
     def of_entry(cls, stored: Stored) -> Self:
-        """That of the completions whose scores are in a JSON object, an entry of ``results.json``."""
-        return cls(CompletionSettings.read(stored["settings"]), Origin.read(stored))
+        """That of the completions whose scores are in a JSON object, an entry of ``results.json``, perhaps in part."""
+        return cls(CompletionSettings.read(stored.get("settings", {})), Origin.read({"model": "", **stored}))
 
     def write(self) -> Row:
         """The JSON object."""

@@ -82,7 +82,7 @@ def why_unlike(first: Sequence[Any] | None, second: Sequence[Any] | None) -> str
     one, other = [origin[3] if origin[3:] else trainer_of(origin[0]) for origin in (first, second)]
     if not one or one != other:
         return f"of another trainer, revision {first[0]}"
-    if first[4:] and second[4:] and first[4] != second[4]:  # earlier origins have no versions
+    if all(map(any, (first[4:], second[4:]))) and first[4] != second[4]:  # earlier origins have no versions
         return f"of other versions, {first[4]}"
     return ""
 

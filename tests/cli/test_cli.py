@@ -21,6 +21,7 @@ from transformers import LlamaConfig, TrainerState
 from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments, fields_of
+from gtpo.cli import build
 from gtpo.cli import presets as cli
 from gtpo.cli.checks import check_batch
 from gtpo.cli.derive import batch_geometry
@@ -348,31 +349,21 @@ def test_micro_batches_fit_a_third_of_host_memory(
     assert sizes(settings("--model", "smol", *flags)) == expected
 
 
-def test_what_unsloth_changes_is_set_back_but_for_what_it_needs(caplog: LogCaptureFixture) -> None:
-    """Two settings, of which the user has given one; other given ones stay."""
-    needed = sorted(cli._UNSLOTH_RESOLVES & fields_of([GRPOConfig]).keys())[0]
-
-    class UnslothGRPOConfig(GRPOConfig):
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.scale_rewards, self.epsilon_high = "none", 0.28
-            setattr(self, needed, "of Unsloth")
-
-    UnslothGRPOConfig.__name__ = "GRPOConfig"  # that of TRL's
+def test_what_unsloth_changes_is_set_back(caplog: LogCaptureFixture) -> None:
+    """Two settings, of which the user has given one; what TRL resolves itself stays."""
     asked = {"output_dir": "run", "use_cpu": True, "bf16": False, "loss_type": "dr_grpo", "epsilon": 0.4}
-    asked |= {"scale_rewards": "batch", "learning_rate": 0.5}
-    changed = UnslothGRPOConfig(**asked)
-    cli._undo_changes_of_unsloth(changed, asked)
-    assert {name: getattr(changed, name) for name in asked} == asked
-    assert changed.epsilon_high is None and getattr(changed, needed) == "of Unsloth"
-    told = [
-        f"Unsloth changed {name} " for name in ("epsilon_high from None to 0.28", "scale_rewards from batch to none")
-    ]
-    assert sorted(message.partition(": set back to")[0] + " " for message in caplog.messages) == told
+    asked |= {"scale_rewards": "batch", "learning_rate": 0.5, "epsilon_high": None}
     plain = GRPOConfig(**asked)
-    plain.scale_rewards = "none"
-    cli._undo_changes_of_unsloth(plain, asked)
-    assert plain.scale_rewards == "none"  # nobody has changed it
+    config = GRPOConfig(**asked)
+    build._undo_changes_of_unsloth(config, asked)
+    assert config.to_dict() == plain.to_dict() and not caplog.messages
+    config.scale_rewards, config.epsilon_high = "none", 0.28
+    build._undo_changes_of_unsloth(config, asked)
+    assert config.to_dict() == plain.to_dict()
+    assert caplog.messages == [
+        "Unsloth changed scale_rewards from batch to none: set back to batch",
+        "Unsloth changed epsilon_high from None to 0.28: set back to None",
+    ]
 
 
 def test_a_run_directory_is_named_after_its_run(tmp_path: Path) -> None:

@@ -166,8 +166,9 @@ def test_another_way_of_sampling_is_named(caplog: LogCaptureFixture) -> None:
 
 def test_a_setting_of_one_seed_alone_is_named(caplog: LogCaptureFixture) -> None:
     """Of two seeds the second one was sampled otherwise, and graded otherwise."""
-    settings = {"k": 2, "temperature": 1.0}
-    seeds = [entry("a-s1", ["10"], settings=settings), entry("a-s2", ["10"], settings=settings | {"temperature": 0.3})]
+    settings = CompletionSettings(sampling=Sampling(2))
+    colder = CompletionSettings(sampling=Sampling(2, temperature=0.3))
+    seeds = [entry("a-s1", ["10"], settings=settings), entry("a-s2", ["10"], settings=colder)]
     compared(*seeds, entry("b", ["10"], settings=settings))
     compared(
         *[replace(seeds[0], label=f"a-s{n}", graded_by={"grading": f"{n}"}) for n in (1, 2)],

@@ -77,7 +77,7 @@ def test_rows_of_several_k_and_what_each_was_trained_on() -> None:
     """A score that a row lacks is a dash; the lines above name every base model once, and each row that was trained."""
     rows = []
     for label, k, seen in (("a", 8, 3), ("b", 1, None), ("c", 4, 2)):
-        values = {str(2**i): 50.0 for i in range(k.bit_length())}
+        values = {2**i: 50.0 for i in range(k.bit_length())}
         rows.append(
             Entry(
                 label=label,
@@ -85,9 +85,9 @@ def test_rows_of_several_k_and_what_each_was_trained_on() -> None:
                 problems=40,
                 trained_on=seen,
                 k=k,
-                scores={"pass": values, "maj": values, "format": 1.0, "finished": 100.0, "unreadable": 0.0},
-                intervals={"pass": {"1": [30.0, 45.0]}},
-                settings={},
+                strict=Scores({"pass": values, "maj": values}, {"pass": {1: [30.0, 45.0]}}),
+                shares={"format": 1.0, "finished": 100.0, "unreadable": 0.0},
+                settings=CompletionSettings(),
                 origin=Origin("some/model" if label != "c" else "some/other"),
                 per_problem=[],
             )

@@ -67,7 +67,9 @@ for run in map(pathlib.Path, flags.runs):
     scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")} | {"format": 50.0}
     adapter = None if str(run) == "base" else str(run / ("best" if flags.checkpoint == "best" else "adapter"))
     entry = {"adapter": adapter, "benchmark": flags.benchmarks, "scores": scores, "label": label}
-    entry |= {"settings": {"temperature": float(flags.temperature or 1)}, "k": 64, "problems": 1, "intervals": {}}
+    sampled = {name: int(getattr(flags, name)) for name in ("k", "max_new_tokens") if getattr(flags, name)}
+    sampled |= {"temperature": float(flags.temperature or 1)}
+    entry |= {"settings": sampled, "k": 64, "problems": 1, "intervals": {}}
     (output / label).mkdir(parents=True, exist_ok=True)
     (output / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
 stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]

@@ -53,7 +53,7 @@ def test_finished_runs_are_condensed_and_kept(here: Path) -> None:
             for seed in (1, 2)
         ]
         origins = read_json(directory / "origins.json")
-        assert origins == {f"gtpo-g8-s{seed}": [f"revision {seed}", "linux", 2, None] for seed in (1, 2)}
+        assert origins == {f"gtpo-g8-s{seed}": [f"revision {seed}", "linux", 2, None, ""] for seed in (1, 2)}
         shutil.rmtree(RUNS, ignore_errors=True)
 
 

@@ -235,7 +235,7 @@ def test_one_process_sets_weights_aside_and_deletes_checkpoints(tmp_path: Path, 
         (run.checkpoint(6) / name).write_text("")
     settings = {"report_to": "none", "use_cpu": True, "bf16": False, "save_total_limit": 2, "save_steps": 2}
     args = TrainingArguments(output_dir=str(tmp_path), **settings)
-    callback = CompleteCheckpoints(SimpleNamespace())
+    callback = CompleteCheckpoints(SimpleNamespace(), run)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, step in (("1", 4), ("0", 0), ("0", 4)):
         assert run.is_finished and args.save_total_limit == 2
@@ -255,7 +255,7 @@ def test_one_process_sets_weights_aside_and_deletes_checkpoints(tmp_path: Path, 
 
 def test_what_a_run_adds_to_a_trainer_in_which_order(build: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """What writes into a checkpoint before its manifest; what ends the process last."""
-    monkeypatch.setattr("gtpo.training.loop.start_wandb", lambda settings: "a wandb run")
+    monkeypatch.setattr("gtpo.training.loop.start_wandb", lambda settings, run: "a wandb run")
     added = ["RunMessages", "MetricsWriter", "BestAdapter", "UnloggedMetrics", "CompleteCheckpoints"]
     added += ["StopOnNonFinite", "StopOnSignal"]
     for rank, reporters, held_out, wandb in (
@@ -284,7 +284,7 @@ def test_a_run_is_saved_before_its_report_which_may_fail(
     for name in ("attach_callbacks", "train", "training_begins", "save_adapter"):
         monkeypatch.setattr(loop, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr(loop, "write_report", lambda path: done.append("report") or 1 / 0)
-    monkeypatch.setattr(loop, "log_summary", lambda settings: done.append("summary"))
+    monkeypatch.setattr(loop, "log_summary", lambda settings, run: done.append("summary"))
     monkeypatch.setenv("RANK", rank)
     loop.run(SimpleNamespace(), SimpleNamespace(output_dir=str(tmp_path)), None)
     assert done == ["attach_callbacks", "train", "training_begins", "save_adapter", *ends]
@@ -346,7 +346,7 @@ def test_a_signal_of_another_process_stops_this_one_too(
     monkeypatch.setattr(faults, "any_process", lambda here, device: True)
     monkeypatch.setenv("RANK", rank)
     trainer = SimpleNamespace(generation_is_used_up=False)
-    callback, control = StopOnSignal(trainer), TrainerControl()
+    callback, control = StopOnSignal(trainer, RunDirectory(tmp_path)), TrainerControl()
     callback.received = received
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
     callback.on_step_end(args, TrainerState(), control)
