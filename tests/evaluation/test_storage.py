@@ -241,7 +241,7 @@ def test_every_process_saves_the_same_adapter_bytes(tiny: Path, tmp_path: Path) 
 def test_any_file_that_has_changed_makes_other_weights(changed: str, tmp_path: Path) -> None:
     """In one process, which has read the directory before."""
     adapter = fake_run(tmp_path / "run", saved=["adapter"]).adapter
-    entry = {"adapter": str(adapter), "settings": {"adapter": fingerprint(adapter)}}
-    assert not weights_have_changed(entry)
+    head = Head(CompletionSettings(adapter=fingerprint(adapter)), Origin("some/model", str(adapter)))
+    assert not weights_have_changed(head)
     (adapter / changed).write_text("others")
-    assert weights_have_changed(entry)
+    assert weights_have_changed(head)
