@@ -79,6 +79,8 @@ class CommandLine:
         plain = parser.defaults_of(classes)
         plain |= parser.read_file(self.preset.path, self.preset.values_of(start.source)).values
         file = parser.read_late(start.file, start.config)
+        if start.of_run or start.is_complete:  # a null is its value, whatever preset or default has since
+            file = {name: None for name in plain if start.stored.get(name, ...) is None} | file
         if start.of_run:
             file = without_remote_settings(file, plain, named, start.config)
         return plain, file, parser.read_late(self.given)

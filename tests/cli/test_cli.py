@@ -332,6 +332,17 @@ def test_a_run_has_stored_both_of_them(
         assert [got[name] for name in STEPS] == expected
 
 
+def test_a_null_that_a_run_has_stored_is_none(tmp_path: Path) -> None:
+    """In a file of a user it leaves the setting to the preset, which has four prompts a step."""
+    run = stored_run(tmp_path / "run", "--prompts_per_step", "none")
+    copied = tmp_path / "copy.yaml"
+    copied.write_bytes((run / "config.yaml").read_bytes())
+    for start in (("--resume", str(run)), ("--config", str(copied))):
+        assert settings(*start)["prompts_per_step"] is None
+        assert settings(*start, "--prompts_per_step", "2")["prompts_per_step"] == 2
+    assert settings("--config", config_file(tmp_path, "prompts_per_step: null\n"))["prompts_per_step"] == 4
+
+
 def test_unsloth_plans_the_tiny_model_for_a_gpu() -> None:
     """Its preset is for a CPU; what is given stays."""
     words = ("--backend", "unsloth", "--dry_run")
