@@ -89,6 +89,7 @@ class SettingsParser(argparse.ArgumentParser):
         )
         self.settings: dict[str, argparse.Action] = {}
         self._fields: dict[str, Field[Any]] = {}
+        self.nullable: set[str] = set()  # settings whose type has None
         for cls in [*classes, outline_of(config)] if config else classes:
             self.add_class(cls)
         self.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
@@ -108,6 +109,8 @@ class SettingsParser(argparse.ArgumentParser):
             if name == REPORTERS:
                 options |= {"nargs": "+", "action": _Once}
             self._fields[name] = item
+            if NoneType in get_args(hints[name]):
+                self.nullable.add(name)
             self.settings[name] = group.add_argument(f"--{name}", **options)
             if options["type"] is _to_bool:
                 group.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)

@@ -28,6 +28,7 @@ from gtpo.models.backend import backend_of, gpu_is_available, load_backend
 from gtpo.models.memory import fitting_micro_batch
 from gtpo.models.source import TINY, model_source
 from gtpo.processes import check_launch, limit_openmp_spinning, world_size
+from gtpo.runs.directory import REMOTE_SETTINGS
 
 _T = TypeVar("_T")
 
@@ -79,8 +80,9 @@ class CommandLine:
         plain = parser.defaults_of(classes)
         plain |= parser.read_file(self.preset.path, self.preset.values_of(start.source)).values
         file = parser.read_late(start.file, start.config)
-        if start.of_run or start.is_complete:  # a null is its value, whatever preset or default has since
-            file = {name: None for name in plain if start.stored.get(name, ...) is None} | file
+        if start.of_run or start.is_complete:  # a null of a run is a value
+            nulls = {name for name in parser.nullable & plain.keys() if start.stored.get(name, ...) is None}
+            file = dict.fromkeys(nulls.difference(REMOTE_SETTINGS)) | file
         if start.of_run:
             file = without_remote_settings(file, plain, named, start.config)
         return plain, file, parser.read_late(self.given)

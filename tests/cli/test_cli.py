@@ -341,6 +341,10 @@ def test_a_null_that_a_run_has_stored_is_none(tmp_path: Path) -> None:
         assert settings(*start)["prompts_per_step"] is None
         assert settings(*start, "--prompts_per_step", "2")["prompts_per_step"] == 2
     assert settings("--config", config_file(tmp_path, "prompts_per_step: null\n"))["prompts_per_step"] == 4
+    config = run / "config.yaml"
+    config.write_text(re.sub("(?m)^(report_to|learning_rate): .*$", r"\1: null", config.read_text()))
+    got, preset = settings("--resume", str(run)), settings()
+    assert (got["report_to"], got["learning_rate"]) == (preset["report_to"], preset["learning_rate"])
 
 
 def test_unsloth_plans_the_tiny_model_for_a_gpu() -> None:

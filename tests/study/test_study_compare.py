@@ -242,6 +242,7 @@ def origin(
         (origin(None, "b"), "of another trainer, revision b"),
         (origin(machine="mac"), "of another machine, mac"),
         (origin(versions="trl 1"), "of other versions, trl 1"),
+        (origin(versions=""), ""),  # none of them is known
         (["b", "linux", 2, "t"], ""),  # stored before the versions were
         (["b", "linux", 2], "of another trainer, revision b"),  # git does not know it
         (None, "of an unknown origin"),
