@@ -113,14 +113,25 @@ def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
 
 
 def _conditions_differ(a: str, b: str) -> bool:
-    """True if two answers with a condition on their variable name it in one way, and not the same: for x > 3, x < 3."""
+    """True if two answers have a condition on their variable, and not the same one: for x > 3, for x < 3, for integer x.
+
+    A set and words (k \\in \\mathbb{Z}, for all integers k) are not held against each other.
+    """
     first = _CONDITION.search(a[-MAX_LENGTH:])
     second = first and _CONDITION.search(b[-MAX_LENGTH:])
-    if not first or not second or first.lastgroup != second.lastgroup:
+    if not first or not second:
         return False
-    kind = first.lastgroup or ""
-    if kind == "relation" and (_is_relation(normalise(a)) or _is_relation(normalise(b))):
+    kinds = {first.lastgroup or "": first, second.lastgroup or "": second}
+    relation = kinds.pop("relation", None)
+    if relation and (_is_relation(normalise(a)) or _is_relation(normalise(b))):
         return False  # the answers themselves
+    if len(kinds) == 2:
+        return False
+    if relation and kinds:
+        ((kind, other),) = kinds.items()
+        is_positive = re.fullmatch(r"[a-z](?:>0|\\geq?1)", squash(normalise(relation["relation"].strip("*$ "))))
+        return not (is_positive and re.search("positive|N", other[kind]))
+    kind = first.lastgroup or ""
     return squash(normalise(first[kind].strip("*$ "))) != squash(normalise(second[kind].strip("*$ ")))
 
 
