@@ -113,7 +113,7 @@ def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
 
 
 def _conditions_differ(a: str, b: str) -> bool:
-    """True if two answers have a condition on their variable, and not the same one: for x > 3, for x < 3, for integer x.
+    """True if two answers have a condition on their variable, and not the same one: x > 3, x < 3, or integer x.
 
     A set and words (k \\in \\mathbb{Z}, for all integers k) are not held against each other.
     """
