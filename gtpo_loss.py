@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 
 LN2, EPS = math.log(2.0), torch.finfo(torch.float32).eps
 FILTER_MODES = ("auto", "on", "off", "negative_only")
-CONFLICT_SPANS = ("anchored", "first_run", "common", "credited")
+CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
 BLOCK = 128  # places of a group that are compared at once: the memory for it is P * G * G * BLOCK bytes
 
@@ -61,8 +61,7 @@ def conflict_spans(
         group_size: G; rows k*G to (k+1)*G-1 are one group.
         span: Which run of conflict tokens counts, where the paper is ambiguous: "anchored", the run that starts at the
             first (last) token; "first_run", the first run from the left (right), wherever it starts; "common", the
-            longest prefix (suffix) that all completions with A != 0 share. Ours: "credited", the tokens of "anchored"
-            whose holders, the completions of the group that have it there, have a mean A_i of at least 0.
+            longest prefix (suffix) that all completions with A != 0 share.
 
     Returns:
         Forward and backward span. Bool, shape (B, T) each.
@@ -125,8 +124,7 @@ def _run(tokens: Tensor, advantages: Tensor, span: str) -> Tensor:
         conflict = _conflicts(block, advantages, span).flatten(0, 1)  # (B, C)
         not_started = not_started[:, -1:] & ~conflict.cummax(1).values
         run = (still_running & (conflict | not_started)).cummin(1).values
-        is_marked = _credited(block, advantages).flatten(0, 1) if span == "credited" else conflict
-        runs.append(run & conflict & is_marked)
+        runs.append(run & conflict)
         still_running = run[:, -1:]
         if not still_running.any():
             break
@@ -142,13 +140,6 @@ def _conflicts(tokens: Tensor, advantages: Tensor, span: str) -> Tensor:
     if span == "common":
         conflict &= (same | ~(positive | negative)).all(2)
     return conflict
-
-
-def _credited(tokens: Tensor, advantages: Tensor) -> Tensor:
-    """Whether the rows that have the token at its place have a mean A_i >= 0, but for rounding. Bool, (P, G, C)."""
-    same = tokens[:, :, None] == tokens[:, None]  # (P, G, G, C)
-    of_holders = advantages[:, None, :, None] * same
-    return of_holders.sum(2) >= -1e-5 * of_holders.abs().sum(2)  # all rows: a sum of 0, up to rounding
 
 
 def tag_mask(pieces: Sequence[Sequence[str | None]], tags: Sequence[str], width: int) -> Tensor:

@@ -70,7 +70,7 @@ class GTPOConfig(GRPOConfig):
         loss_type: "grpo", the 1/|o_i| of Eq. 11.
         conflict_correction: Whether lambda of Eq. 9 weights the conflict tokens.
         conflict_positive_weight: lambda of a conflict token where A_i > 0.
-        conflict_span: Which run of conflict tokens counts: anchored, first_run, common or credited.
+        conflict_span: Which run of conflict tokens counts: anchored, first_run or common.
         conflict_tokens: all tokens of the span, or those of tags alone, which is ours and not the paper's.
         tags: Tags of a completion, for conflict_tokens "tags".
         gamma: Weight of the entropy penalty.
@@ -86,7 +86,7 @@ class GTPOConfig(GRPOConfig):
     loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
     conflict_correction: bool = field(default=True, metadata={"help": "Weight conflict tokens by lambda of Eq. 9."})
     conflict_positive_weight: float = field(default=2.0, metadata={"help": "lambda of a conflict token with A_i > 0."})
-    conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run, common or credited."})
+    conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run or common."})
     conflict_tokens: str = field(default="all", metadata={"help": "all tokens of the span, or those of tags."})
     tags: str = field(
         default="<reasoning> </reasoning> <answer> </answer>", metadata={"help": "Of conflict_tokens tags."}

@@ -301,10 +301,8 @@ class GTPOArguments(Checked):
     )
     conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
     conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].", NOT_NEGATIVE)
-    conflict_span: Literal["anchored", "first_run", "common", "credited"] = option(
-        "anchored",
-        "Anchored at both ends [Section 5.1], the first run anywhere, the group's common prefix and suffix, or, of the"
-        " anchored tokens, those whose completions have a mean advantage of at least 0 [ours].",
+    conflict_span: Literal["anchored", "first_run", "common"] = option(
+        "anchored", "Anchored at both ends [Section 5.1], the first run anywhere, or the prefix and suffix of all."
     )
     conflict_tokens: Literal["all", "tags"] = option(
         "all", "Lambda acts on all tokens of the span [Eq. 9], or on those of --tags alone [ours]."

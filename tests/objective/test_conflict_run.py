@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.reference import naive_backward_spans, naive_forward_spans, unpad
+from helpers.reference import naive_backward_spans, naive_conflict_mask, naive_forward_spans, unpad
 from torch import Tensor
 
 import gtpo_loss
+from examples.objectives.credit import credited_mask
 from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans, plain_opening_spans
 
 
@@ -44,6 +45,8 @@ def test_spans_equal_the_loops_over_tokens(span: str, width: int, size: int) -> 
     if span == "anchored":
         assert plain == expected_forward
         assert torch.equal(conflict_mask(ids, valid, advantages, size), forward | backward)
+        credited = naive_conflict_mask(completions, scores, size, "credited")
+        assert unpad(credited_mask(ids, valid, advantages, size), valid) == credited
 
 
 @pytest.mark.parametrize("span", CONFLICT_SPANS)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from helpers.reference import (
 )
 from torch import Tensor
 
+from examples.objectives.credit import credited_mask
 from gtpo_loss import (
     LOSS_TYPES,
     completion_entropy,
@@ -71,7 +73,8 @@ def test_mask_and_weights_of_drawn_group(span: str, title: str, pad_token: str) 
     width = max(lengths) + 3  # columns of padding after the longest completion
     ids = pad(completions, width, ord(pad_token), torch.int64)
     scores = torch.tensor(advantages)
-    found = conflict_mask(ids, length_mask(lengths, width), scores, size, span)
+    find = credited_mask if span == "credited" else partial(conflict_mask, span=span)
+    found = find(ids, length_mask(lengths, width), scores, size)
     assert found.dtype == torch.bool
     assert_same(found, pad(mask, width, False, torch.bool))
     assert_same(conflict_weights(found, scores), pad(weights, width, 1.0, torch.float32))
