@@ -10,7 +10,7 @@ windows, states), positions that depend on the longest row, models with their ow
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,8 +24,9 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Logits
 from transformers.cache_utils import DynamicLayer
 
 from gtpo.errors import UsageError
-from gtpo.forward import decoding
 from gtpo.forward.hidden_states import Forward, cache_name, positions_depend_on_length
+
+Linear = Callable[[Tensor], Tensor]
 
 LARGE = 2**18  # entries of a weight
 
@@ -67,9 +68,8 @@ def generate(
             input_ids, attention_mask=attention_mask, generation_config=generation_config, streamer=streamer
         )
     model._prepare_special_tokens(config, device=input_ids.device)
-    is_simple = decoding.supports(model)  # before its layers are replaced
     with fast_layers(model, len(input_ids)):
-        return _decode(model, input_ids, attention_mask, config, streamer, is_simple)
+        return _decode(model, input_ids, attention_mask, config, streamer)
 
 
 def _is_supported(model: Any, config: GenerationConfig) -> bool:
@@ -95,9 +95,8 @@ def _decode(  # noqa: PLR0915
     attention_mask: Tensor,
     config: GenerationConfig,
     streamer: Any,
-    is_simple: bool,
 ) -> Tensor:
-    """Token by token; rows that are finished leave. ``is_simple``: :mod:`gtpo.forward.decoding` has the model."""
+    """Token by token; rows that are finished leave."""
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
     end_ids = config._eos_token_tensor
@@ -120,7 +119,6 @@ def _decode(  # noqa: PLR0915
     name = cache_name(inspect.signature(model.forward).parameters)
     forward = partial(model, **{name: cache}, use_cache=True, logits_to_keep=1, return_dict=True)
     logits = _prefill(forward, cache, input_ids, attention_mask)
-    next_logits = decoding.next_logits(model, cache, length) if is_simple else partial(_next_logits, forward)
     open_rows = torch.arange(rows, device=input_ids.device)
     for end in range(width, length):
         scores = processors(output[open_rows, :end], logits.float())
@@ -145,7 +143,7 @@ def _decode(  # noqa: PLR0915
         shown = None
         if is_padded:
             shown = mask[:, : end + 1]
-        logits = next_logits(tokens, positions, shown)
+        logits = _next_logits(forward, tokens, positions, shown)
         positions = positions + 1
     if streamer is not None:
         streamer.end()
@@ -169,7 +167,7 @@ def _prefill(forward: Forward, cache: Any, input_ids: Tensor, attention_mask: Te
 
 
 def _next_logits(forward: Forward, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-    """As :func:`gtpo.forward.decoding.next_logits`, for any model: tokens and positions (B,) -> logits (B, V)."""
+    """Logits after one more token of each row: tokens and positions (B,), mask (B, L) of the cache and it -> (B, V)."""
     output = forward(
         input_ids=tokens[:, None],
         attention_mask=mask,
@@ -270,7 +268,7 @@ def _can_merge(layer: Any) -> bool:
     )
 
 
-def _fast_lora(layer: Any, rows: int) -> decoding.Linear:
+def _fast_lora(layer: Any, rows: int) -> Linear:
     [name] = layer.active_adapters
     weight = layer.base_layer.weight.data
     bias = layer.base_layer.bias
@@ -279,7 +277,7 @@ def _fast_lora(layer: Any, rows: int) -> decoding.Linear:
     return _linear(weight, bias, rows)
 
 
-def _packed(module: nn.Module, rows: int) -> decoding.Linear | None:
+def _packed(module: nn.Module, rows: int) -> Linear | None:
     """The forward of a large linear layer without an adapter; None: as it is."""
     if type(module) is not nn.Linear or "forward" in module.__dict__:
         return None
@@ -288,7 +286,7 @@ def _packed(module: nn.Module, rows: int) -> decoding.Linear | None:
     return _linear(module.weight.data, module.bias, rows)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> decoding.Linear:
+def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Linear:
     """The forward of a linear layer with this weight, packed if it is large."""
     if not _is_large(weight):
         return partial(functional.linear, weight=weight, bias=bias)
