@@ -89,72 +89,111 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
     )
 
 
-def _decode(  # noqa: PLR0915
+def _decode(
     model: Any,
     input_ids: Tensor,
     attention_mask: Tensor,
     config: GenerationConfig,
     streamer: Any,
 ) -> Tensor:
-    """Token by token; rows that are finished leave."""
-    rows, width = input_ids.shape
-    length = width + config.max_new_tokens
-    end_ids = config._eos_token_tensor
-    if end_ids is None:
-        end_ids = torch.tensor([], device=input_ids.device)
+    """The prompts and their completions, token by token."""
+    batch = _Batch(model, input_ids, attention_mask, config)
     processors = model._get_logits_processor(
-        config, width, input_ids, None, LogitsProcessorList(), device=input_ids.device, model_kwargs={}
+        config, batch.end, input_ids, None, LogitsProcessorList(), device=input_ids.device, model_kwargs={}
     )
-    output = input_ids.new_full((rows, length), config.pad_token_id or 0)
-    output[:, :width] = input_ids
-    mask = attention_mask.new_ones(rows, length)
-    mask[:, :width] = attention_mask
-    is_padded = not attention_mask.all()
-    positions = attention_mask.sum(-1)  # of the next tokens
     if streamer is not None:
         streamer.put(input_ids.cpu())
-
-    cache = DynamicCache(config=model.config)
-    cache.layers = [_RoomyLayer(length) for _ in cache.layers]
-    name = cache_name(inspect.signature(model.forward).parameters)
-    forward = partial(model, **{name: cache}, use_cache=True, logits_to_keep=1, return_dict=True)
-    logits = _prefill(forward, cache, input_ids, attention_mask)
-    open_rows = torch.arange(rows, device=input_ids.device)
-    for end in range(width, length):
-        scores = processors(output[open_rows, :end], logits.float())
+    logits = batch.read_prompts()
+    while True:
+        scores = processors(batch.open_tokens, logits.float())
         if config.do_sample:
-            draws = torch.rand(rows, dtype=torch.float64, device=scores.device)  # also for the rows that are finished
-            tokens = _sample(scores, draws[open_rows])
+            draws = torch.rand(len(input_ids), dtype=torch.float64, device=scores.device)  # also for finished rows
+            tokens = _sample(scores, draws[batch.open])
         else:
             tokens = scores.argmax(-1)
-        output[open_rows, end] = tokens
+        batch.append(tokens)
         if streamer is not None:
-            streamer.put(output[:, end].cpu())
-        is_open = ~torch.isin(tokens, end_ids)
-        if not is_open.all():
-            kept = is_open.nonzero()[:, 0]
-            open_rows = open_rows[kept]
-            tokens = tokens[kept]
-            mask = mask[kept]
-            positions = positions[kept]
-            cache.batch_select_indices(kept)
-        if len(open_rows) == 0 or end == length - 1:
+            streamer.put(batch.tokens[:, batch.end - 1].cpu())
+        if batch.is_finished:
             break
-        shown = None
-        if is_padded:
-            shown = mask[:, : end + 1]
-        logits = _next_logits(forward, tokens, positions, shown)
-        positions = positions + 1
+        logits = batch.read_last()
     if streamer is not None:
         streamer.end()
-    return output[:, : end + 1]
+    return batch.tokens[:, : batch.end]
+
+
+class _Batch:
+    """The rows while they are generated, and what the model has read of those that are not finished.
+
+    B rows of at most L = P + ``max_new_tokens`` tokens; O of them are open, fewer with each end token.
+
+    Attributes:
+        tokens: Prompts, completions, and padding after them. Shape (B, L).
+        end: How many columns of them are written.
+        open: The rows that are open, ascending. Shape (O,).
+    """
+
+    def __init__(self, model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig) -> None:
+        rows, self.end = input_ids.shape
+        self.length = self.end + config.max_new_tokens
+        self.tokens = input_ids.new_full((rows, self.length), config.pad_token_id or 0)
+        self.tokens[:, : self.end] = input_ids
+        self.open = torch.arange(rows, device=input_ids.device)
+        self.end_ids = config._eos_token_tensor
+        self.mask = attention_mask.new_ones(rows, self.length)  # (O, L)
+        self.mask[:, : self.end] = attention_mask
+        self.is_padded = not attention_mask.all()
+        self.positions = attention_mask.sum(-1)  # of the next tokens, (O,)
+        self.cache = DynamicCache(config=model.config)
+        self.cache.layers = [_RoomyLayer(self.length) for _ in self.cache.layers]
+        name = cache_name(inspect.signature(model.forward).parameters)
+        self.forward = partial(model, **{name: self.cache}, use_cache=True, logits_to_keep=1, return_dict=True)
+
+    @property
+    def open_tokens(self) -> Tensor:
+        """Prompts and completions of the open rows so far. Shape (O, ``end``)."""
+        return self.tokens[self.open, : self.end]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no row is open, or no column is left."""
+        return len(self.open) == 0 or self.end == self.length
+
+    def read_prompts(self) -> Tensor:
+        """Logits after the prompts, (B, V)."""
+        width = self.end
+        return _prefill(self.forward, self.cache, self.tokens[:, :width], self.mask[:, :width])
+
+    def append(self, tokens: Tensor) -> None:
+        """The next token of each open row, (O,). Those with an end token are finished, and leave."""
+        self.tokens[self.open, self.end] = tokens
+        self.end += 1
+        if self.end_ids is None:
+            return
+        is_open = ~torch.isin(tokens, self.end_ids)
+        if not is_open.all():
+            kept = is_open.nonzero()[:, 0]
+            self.open = self.open[kept]
+            self.mask = self.mask[kept]
+            self.positions = self.positions[kept]
+            self.cache.batch_select_indices(kept)
+
+    def read_last(self) -> Tensor:
+        """Logits after the last token of each open row, (O, V)."""
+        output = self.forward(
+            input_ids=self.tokens[self.open, self.end - 1 : self.end],
+            attention_mask=self.mask[:, : self.end] if self.is_padded else None,
+            position_ids=self.positions[:, None],
+        )
+        self.positions = self.positions + 1
+        return output.logits[:, -1]
 
 
 def _prefill(forward: Forward, cache: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits after each prompt, (B, V); each distinct prompt runs once, and the cache then has a row for each of B."""
     width = input_ids.shape[1]
     both = torch.cat([input_ids, attention_mask], dim=1)
-    distinct, prompt_of_row = both.unique(dim=0, return_inverse=True)
+    distinct, prompt_of_row = both.unique(dim=0, return_inverse=True)  # (D, 2 P), (B,)
     mask = distinct[:, width:]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     output = forward(
@@ -164,16 +203,6 @@ def _prefill(forward: Forward, cache: Any, input_ids: Tensor, attention_mask: Te
     )
     cache.batch_select_indices(prompt_of_row)
     return output.logits[prompt_of_row, -1]
-
-
-def _next_logits(forward: Forward, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits after one more token of each row: tokens and positions (B,), mask (B, L) of the cache and it -> (B, V)."""
-    output = forward(
-        input_ids=tokens[:, None],
-        attention_mask=mask,
-        position_ids=positions[:, None],
-    )
-    return output.logits[:, -1]
 
 
 def _sample(scores: Tensor, draws: Tensor) -> Tensor:
