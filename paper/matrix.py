@@ -17,7 +17,7 @@ from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.records import Head
 from gtpo.evaluation.storage import sampled_as, weights_have_changed
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.memory import hours_of_steps
+from gtpo.models.hours import hours_of_steps
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, to_argv
 from paper.results import GREEDY
 

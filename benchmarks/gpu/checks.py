@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from gtpo.models.memory import GIB, KNOWN, Shape
+from gtpo.models.memory import GIB
+from gtpo.models.shape import KNOWN, Shape
 
 HERE = Path(__file__).parent
 SPARE = 8  # rows of Qwen's embedding without a token, as in its released models: Qwen2Tokenizer adds <|endoftext|>

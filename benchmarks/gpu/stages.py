@@ -39,7 +39,8 @@ from checks import (  # noqa: E402
 
 from gtpo.evaluation.storage import read_completions  # noqa: E402
 from gtpo.files import write_atomically  # noqa: E402
-from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
+from gtpo.models.memory import GIB, estimate  # noqa: E402
+from gtpo.models.shape import shape_of  # noqa: E402
 from gtpo.models.source import model_source  # noqa: E402
 from gtpo.runs.directory import RunDirectory  # noqa: E402
 

@@ -13,7 +13,7 @@ from gtpo.arguments import Values
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import check_driver, gpu_is_available
-from gtpo.models.memory import scale_of
+from gtpo.models.shape import scale_of
 from gtpo.models.source import LARGE, ModelSource
 
 logger = logging.getLogger(__name__)

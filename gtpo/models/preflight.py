@@ -1,4 +1,4 @@
-"""Checks of a GPU machine before anything is downloaded, and the first row of ``--dry_run``.
+"""Checks of a GPU machine before anything is downloaded.
 
 A train script runs them before it loads the model. Driver and GPU can be checked before any package is installed:
 
@@ -8,7 +8,6 @@ A train script runs them before it loads the model. Driver and GPU can be checke
 import argparse
 import logging
 import shutil
-from typing import Any
 
 from gtpo.arguments import Settings
 from gtpo.errors import UsageError
@@ -39,7 +38,9 @@ def _check_memory(settings: Settings) -> None:
     """Warn if a run may not fit this process's GPU; UsageError if its weights do not."""
     import torch
 
-    from gtpo.models.memory import GIB, estimate, known_shape, saved_in_16_bits, verdict
+    from gtpo.models.hours import saved_in_16_bits
+    from gtpo.models.memory import GIB, estimate, verdict
+    from gtpo.models.shape import known_shape
 
     values = settings.to_dict()
     shape = known_shape(settings.source)
@@ -54,29 +55,6 @@ def _check_memory(settings: Settings) -> None:
         raise UsageError(fault)
     if is_main_process():
         logger.warning("warning: %s", fault)
-
-
-def dry_run(settings: Settings, rows: Any) -> str:
-    """What ``--dry_run`` prints: the plan, and the first row."""
-    from gtpo.models.memory import describe_plan
-
-    return describe_plan(settings, len(rows)) + _describe_first_row(settings, rows)
-
-
-def _describe_first_row(settings: Settings, rows: Any) -> str:
-    """As comments: the first prompt as rendered, and a completion of it with its scores."""
-    from gtpo.data.preview import look
-    from gtpo.models.load import load_tokenizer
-
-    if not rows.column_names or not rows[0]["prompt"]:
-        return "# The rows are on the Hub, and a dry run does not read them.\n"
-    try:
-        tokenizer = load_tokenizer(settings.source, settings.prompt, only_cached=True)
-    except UsageError:
-        return f"# The tokenizer of {settings.source.base} is not on this machine, so no prompt is shown.\n"
-    row = rows[0]
-    seen = look(tokenizer, row["prompt"], row.get("answer"), settings.prompt, settings.scored)
-    return "".join(f"# {line}".rstrip() + "\n" for line in ["", *seen.lines()])
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept
 from gtpo.errors import RunError
 from gtpo.grading.user_functions import CheckedReward, load_rewards, with_prefill
 from gtpo.models.load import load_policy
-from gtpo.models.preflight import check_machine, dry_run
+from gtpo.models.plan import dry_run
+from gtpo.models.preflight import check_machine
 from gtpo.processes import is_main_process, training_begins
 from gtpo.reports.html import write_report
 from gtpo.reports.progress import ProgressBar

@@ -16,7 +16,7 @@ from helpers.files import read_json
 from helpers.scripts import ROOT
 
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.memory import hours_of_steps
+from gtpo.models.hours import hours_of_steps
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.path.insert(0, str(ROOT / "benchmarks/gpu"))

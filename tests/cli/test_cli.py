@@ -30,7 +30,7 @@ from gtpo.cli.presets import Preset
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.memory import describe_plan
+from gtpo.models.plan import describe_plan
 from gtpo.models.source import ModelSource, model_source
 from gtpo.reports.summary import start_lines
 from gtpo.runs.directory import MAY_CHANGE

@@ -25,22 +25,11 @@ from trl.trainer.utils import RepeatSampler
 from gtpo.arguments import Settings
 from gtpo.files import CONFIGS
 from gtpo.models import memory
+from gtpo.models.hours import hours, saved_in_16_bits, steps_of
 from gtpo.models.hub import TINY_BASE
-from gtpo.models.memory import (
-    GIB,
-    KNOWN,
-    Shape,
-    derived_micro_batch,
-    describe_plan,
-    estimate,
-    hours,
-    known_shape,
-    saved_in_16_bits,
-    scale_of,
-    shape_of,
-    steps_of,
-    verdict,
-)
+from gtpo.models.memory import GIB, derived_micro_batch, estimate, verdict
+from gtpo.models.plan import describe_plan
+from gtpo.models.shape import KNOWN, Shape, known_shape, scale_of, shape_of
 from gtpo.models.source import ModelSource, model_source
 from gtpo.reports.summary import start_lines
 

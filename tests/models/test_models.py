@@ -30,7 +30,7 @@ from gtpo.models.load import (
     sequences_of,
     why_not_loaded,
 )
-from gtpo.models.memory import shape_of
+from gtpo.models.shape import shape_of
 from gtpo.models.source import model_source
 from gtpo.training.export import merge_adapter
 

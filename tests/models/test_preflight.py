@@ -19,7 +19,7 @@ from pytest import LogCaptureFixture, MonkeyPatch
 import train_gtpo
 from gtpo.arguments import Settings
 from gtpo.cli import presets as cli
-from gtpo.models import backend, preflight
+from gtpo.models import backend, plan, preflight
 from gtpo.models.backend import check_driver, load_backend
 from gtpo.models.memory import GIB
 from gtpo.models.preflight import check_machine
@@ -170,7 +170,7 @@ def test_a_plan_says_why_it_shows_no_prompt(rows: list[Any], said: str, monkeypa
     monkeypatch.setattr("gtpo.models.load.load_config", lambda path, **given: options.append((path, given)))
     monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: True)
     settings = replace(settings_of(model="tiny"), source=ModelSource("owner/name", "owner/name", "owner/name"))
-    described = preflight._describe_first_row(settings, Dataset.from_list(rows))
+    described = plan._describe_first_row(settings, Dataset.from_list(rows))
     assert described == f"{said}\n"
     asked = [("owner/name", {"local_files_only": True}), ("owner/name", True)]
     assert options == (asked if "tokenizer" in said else [])
