@@ -23,45 +23,69 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # of a 4-bit parameter with its share
 
 
 def estimate(shape: Shape, values: Values) -> Parts:
-    """Peak memory in GiB by part, at the longest prompts and completions of the settings (:meth:`Settings.to_dict`).
-
-    Activations are those of a training micro-batch. With Unsloth the hidden states between the layers wait in host
-    memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py).
-    """
-    from gtpo.forward.head import MAX_LOGITS, TILES  # imports torch
-
-    full = values["lora_rank"] == 0
-    width = 2 if values["bf16"] or values["fp16"] else 4  # bytes of an activation
+    """Peak memory in GiB by part, at the longest prompts and completions of the settings (:meth:`Settings.to_dict`)."""
     lora = shape.lora(values["lora_rank"], values["lora_target_modules"])
-    trained = shape.projections + shape.embeddings if full else lora
-    length, completion = _lengths(values)
-    rows = values["per_device_train_batch_size"]
-    hidden = rows * length * shape.hidden_size * width
-    one_layer = 2 * hidden + rows * length * width * shape.outputs
-    layers_kept = shape.layers * (hidden if values["gradient_checkpointing"] else one_layer)
-    if _plans_unsloth(values) and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
-        layers_kept = 2 * hidden
-    kv_cache = _generated(values) * length * shape.cached * width
-    base_width = 4 if full else width  # as load_policy
-    weight = NF4_BYTES if values["load_in_4bit"] else base_width
-    tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
-    logits = 3 * min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
-    if full:
-        logits = 5 * min(MAX_LOGITS, tokens * shape.vocab_size)
+    trained = shape.projections + shape.embeddings if _trains_all(values) else lora
     parts = {
-        "weights": shape.projections * weight + shape.embeddings * base_width,
+        "weights": _weights(shape, values),
         "LoRA": lora * 4,
         "gradients": trained * 4,
         "optimizer": trained * (2 if "8bit" in values["optim"] else 8),
-        "KV cache": kv_cache if values.get("num_generations") else 0,
-        "activations": layers_kept + 2 * one_layer,
-        "head": 2 * tokens * shape.hidden_size * width + 4 * logits,  # hidden states, their gradient, logits
+        "KV cache": _kv_cache(shape, values),
+        "activations": _activations(shape, values),
+        "head": _head(shape, values),
     }
-    if full and values.get("beta"):
+    if _trains_all(values) and values.get("beta"):
         parts["reference"] = trained * 4
     if _shares_with_vllm(values):
         parts |= _of_vllm(shape, values, lora)
     return {name: size / GIB for name, size in parts.items()}
+
+
+def _weights(shape: Shape, values: Values) -> float:
+    """Bytes of the base, in the precision of ``load_policy``."""
+    width = 4 if _trains_all(values) else _width(values)
+    projection = NF4_BYTES if values["load_in_4bit"] else width
+    return shape.projections * projection + shape.embeddings * width
+
+
+def _kv_cache(shape: Shape, values: Values) -> int:
+    """Bytes of the completions that are generated together; SFT generates none."""
+    length, _ = _lengths(values)
+    return _generated(values) * length * shape.cached * _width(values) if values.get("num_generations") else 0
+
+
+def _activations(shape: Shape, values: Values) -> int:
+    """Bytes of a training micro-batch: what the layers keep for the backward, and one layer's forward and backward.
+
+    With Unsloth the hidden states between the layers wait in host memory, and two of them are on the GPU
+    (unsloth_zoo/gradient_checkpointing.py).
+    """
+    length, _ = _lengths(values)
+    numbers = values["per_device_train_batch_size"] * length * _width(values)
+    hidden = numbers * shape.hidden_size
+    one_layer = 2 * hidden + numbers * shape.outputs
+    if not values["gradient_checkpointing"]:
+        kept = shape.layers * one_layer
+    elif _plans_unsloth(values) and values["max_seq_length"] >= OFFLOADED_FROM:
+        kept = 2 * hidden
+    else:
+        kept = shape.layers * hidden
+    return kept + 2 * one_layer
+
+
+def _head(shape: Shape, values: Values) -> int:
+    """Bytes of the hidden states of a micro-batch's completions, their gradient, and the logits at a time."""
+    from gtpo.forward.head import MAX_LOGITS, TILES  # imports torch
+
+    _, completion = _lengths(values)
+    tokens = values["per_device_train_batch_size"] * completion
+    if _trains_all(values):
+        logits = 5 * min(MAX_LOGITS, tokens * shape.vocab_size)
+    else:
+        rows, columns = TILES["cpu" if values["use_cpu"] else "cuda"]
+        logits = 3 * min(rows, tokens) * min(columns, shape.vocab_size)
+    return 2 * tokens * shape.hidden_size * _width(values) + 4 * logits
 
 
 def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
@@ -86,6 +110,16 @@ def _of_vllm(shape: Shape, values: Values, lora: int) -> Parts:
 def sampled_bytes(values: Values) -> float:
     """Bytes of a parameter of the projections in vLLM."""
     return NF4_BYTES if values["load_in_4bit"] else 2
+
+
+def _trains_all(values: Values) -> bool:
+    """Whether the weights of the base are trained, in float32."""
+    return bool(values["lora_rank"] == 0)
+
+
+def _width(values: Values) -> int:
+    """Bytes of an activation."""
+    return 2 if values["bf16"] or values["fp16"] else 4
 
 
 def _lengths(values: Values) -> tuple[int, int]:
