@@ -170,26 +170,13 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
     batch without a reward. ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of
     functions), with NaN for None; prompts and completions are of this process.
     """
+    functions = trainer.reward_funcs
+    raise_together(trainer, [each.failure for each in functions if getattr(each, "failure", None)])
     names = trainer.reward_func_names
-    failures = []
-    returned = []
-    wrong = []
-    for name, function, column in zip(names, trainer.reward_funcs, rewards.T, strict=True):
-        failure = getattr(function, "failure", None)
-        if failure is not None:
-            failures.append(failure)
-        values = getattr(function, "returned", column.tolist())  # a reward model has no None
-        returned.append(values)
-        for value in values:
-            if value is not None and not math.isfinite(value):
-                wrong.append(f"the reward {name} = {float(value)}")
-    for message in gather_object([str(failure).rstrip(".") for failure in failures]):
-        cause = failures[0].__cause__ if failures else None
-        raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
-    wrong = gather_object(wrong[:1])
-    sums = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
-    if not wrong and not sums.square().sum().isfinite():  # the group's std overflows
-        wrong = [f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"]
+    returned = []  # by function, of this process; a reward model has no None
+    for function, column in zip(functions, rewards.T, strict=True):
+        returned.append(getattr(function, "returned", column.tolist()))
+    wrong = gather_object(_first_not_finite(names, returned)) or _overflow(trainer, rewards)
     if wrong:
         save_finished_step(trainer)
         columns = "prompt", "completion", *names
@@ -201,6 +188,34 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where it applies, then "
             f"{save_finished_step(trainer)}."
         )
+
+
+def raise_together(trainer: Any, errors: Sequence[RunError]) -> None:
+    """Raise the first error of a user's function on all processes, with the last finished step saved.
+
+    Every process has to call it, with its own errors or none.
+    """
+    messages = gather_object([str(error).rstrip(".") for error in errors])
+    if messages:
+        cause = errors[0].__cause__ if errors else None
+        raise RunError(f"{messages[0]}; correct it, then {save_finished_step(trainer)}.") from cause
+
+
+def _first_not_finite(names: Sequence[str], returned: Sequence[Sequence[float | None]]) -> list[str]:
+    """The first value of the functions that is NaN or infinite, as text; empty without one."""
+    for name, values in zip(names, returned, strict=True):
+        for value in values:
+            if value is not None and not math.isfinite(value):
+                return [f"the reward {name} = {float(value)}"]
+    return []
+
+
+def _overflow(trainer: Any, rewards: Tensor) -> list[str]:
+    """A reward for which the std of a group overflows, as text; empty without one."""
+    sums = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)  # (B,)
+    if sums.square().sum().isfinite():
+        return []
+    return [f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"]
 
 
 def save_finished_step(trainer: Any) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -17,7 +16,7 @@ from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.errors import RunError, UsageError, last_line
 from gtpo.grading.user_functions import import_named, place_of
 from gtpo.training.batch import Batch, LossInputs, Trainer
-from gtpo.training.faults import save_finished_step
+from gtpo.training.faults import raise_together
 from gtpo.training.record import Measured
 from gtpo.training.refusals import uses_unsloth
 
@@ -133,9 +132,7 @@ def call_advantages(trainer: Trainer, rewards: Tensor, group_size: int) -> Tenso
         advantages = _checked_advantages(trainer.advantages, rewards, group_size)
     except RunError as error:
         raised.append(error)
-    for message in gather_object([str(error).rstrip(".") for error in raised]):
-        cause = raised[0].__cause__ if raised else None
-        raise RunError(f"{message}; correct it, then {save_finished_step(trainer)}.") from cause
+    raise_together(trainer, raised)
     return advantages
 
 

@@ -146,7 +146,8 @@ def test_what_is_returned_is_checked(returned: str, of: Any) -> None:
 
 def test_an_error_of_another_process_stops_this_one(of: Any, monkeypatch: MonkeyPatch) -> None:
     """Which would wait for it in the next collective operation."""
-    monkeypatch.setattr("gtpo.training.hooks.gather_object", lambda own: [*own, "Mine.advantages returned"])
+    monkeypatch.setattr("gtpo.training.trainer.check_rewards", lambda *_: None)  # which gathers too
+    monkeypatch.setattr("gtpo.training.faults.gather_object", lambda own: [*own, "Mine.advantages returned"])
     with pytest.raises(RunError, match=r"^Mine\.advantages returned; correct it"):
         scored(of(CannedGRPO))
 
