@@ -12,7 +12,7 @@ import os
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -350,39 +350,56 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Values | None = None) ->
 
 def read_own(source: str, flags: SourceArguments, default_split: str, graded: bool | None) -> Picked:
     """The rows of your data. ``graded``: answers are gold answers; False: any text; None: any value."""
-    named = named_columns(flags)
     needed = ("prompt",) if graded is None else ("prompt", "gold")
-    lists = []
-    sentences = []
+    required = needed if graded else ("prompt",)
+    answers = _Answers(flags, bool(graded))
+    table = read_table(source, flags, default_split)
+    picked = _pick(table, named_columns(flags), required=required, needed=needed, read=answers.read)
+    answers.warn(source, len(table.rows))
+    return picked
 
-    def read(value: Any, place: str) -> str | None:
-        """An answer of your data as text; None for a gold answer that no completion can give."""
+
+class _Answers:
+    """Reads the answers of your data, and notes those of which a user should know how they are read.
+
+    ``graded``: they are gold answers, else any text.
+    """
+
+    def __init__(self, flags: SourceArguments, graded: bool) -> None:
+        self.flags = flags
+        self.graded = graded
+        self.lists: list[str] = []
+        self.sentences: list[str] = []
+
+    def read(self, value: Any, place: str) -> str | None:
+        """An answer as text; None for a gold answer that no completion can give."""
+        graded = self.graded
         if graded and is_missing(value):
             return None
         elements = elements_of(value) if graded or isinstance(value, list) else None
-        answer = to_answer(value, elements, f"{place}: column {flags.answer_column!r}", flags.answer_list, graded)
+        column = f"{place}: column {self.flags.answer_column!r}"
+        answer = to_answer(value, elements, column, self.flags.answer_list, graded)
         if graded and not any(is_correct(each, answer) for each in alternatives(answer)):
             return None
         if (elements and len(elements) > 1) or DECIMAL_COMMA.fullmatch(answer):
-            lists.append(f"{answer!r} ({place})")
+            self.lists.append(f"{answer!r} ({place})")
         elif graded and is_sentence(answer):
-            sentences.append(f"{answer!r} ({place})")
+            self.sentences.append(f"{answer!r} ({place})")
         return answer
 
-    table = read_table(source, flags, default_split)
-    picked = _pick(table, named, required=needed if graded else ("prompt",), needed=needed, read=read)
-    if lists:
-        logger.warning(
-            "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point",
-            source,
-            len(lists),
-            lists[0],
-            flags.answer_list,
-        )
-    if sentences:
-        what = f"{len(sentences)} of {len(table.rows)} gold answers are sentences, such as {sentences[0]}"
-        logger.warning("%s: %s: only the same words are right; write the value alone", source, what)
-    return picked
+    def warn(self, source: str, rows: int) -> None:
+        """Log the first list and the first sentence, with their numbers."""
+        if self.lists:
+            logger.warning(
+                "%s: %d answers such as %s are lists (--answer_list %s); write a decimal comma as a point",
+                source,
+                len(self.lists),
+                self.lists[0],
+                self.flags.answer_list,
+            )
+        if self.sentences:
+            what = f"{len(self.sentences)} of {rows} gold answers are sentences, such as {self.sentences[0]}"
+            logger.warning("%s: %s: only the same words are right; write the value alone", source, what)
 
 
 def is_sentence(answer: str) -> bool:
@@ -408,29 +425,37 @@ def _pick(
     """
     found = columns_of(table, named, required)
     taken = {*found.values(), *(COLUMNS[name] for name in found)}
-    reads = "gold" in found and "gold" in needed
+    reads_gold = "gold" in found and "gold" in needed
     kept = []
-    dropped = defaultdict(list)
+    dropped = defaultdict(list)  # reason -> places
     for stored, place in table.rows:
-        values = {name: value_of(stored, column) for name, column in found.items()}
-        gaps = [name for name in needed if is_empty(values.get(name, "-"))]
-        if gaps:
-            dropped[f"with an empty {COLUMNS[gaps[0]]}"].append(place)
-            continue
-        if reads:
+        values = {"gold": None} | {name: value_of(stored, column) for name, column in found.items()}
+        reason = _empty_field(values, [name for name in needed if name in found])
+        if reads_gold and not reason:
             values["gold"] = read(values["gold"], place)
-            if values["gold"] is None:
-                dropped["without a readable gold answer"].append(place)
-                continue
+            reason = "without a readable gold answer" if values["gold"] is None else ""
+        if reason:
+            dropped[reason].append(place)
+            continue
         others = {name: stored.get(name) for name in table.columns if name not in taken}
-        kept.append(Row(**{"gold": None, **values}, others=others, place=place))
+        kept.append(Row(**values, others=others, place=place))
+    _log_dropped(table, dropped, len(kept))
+    return Picked(kept, found, {reason: len(places) for reason, places in dropped.items()})
+
+
+def _empty_field(values: Values, needed: Collection[str]) -> str:
+    """Which of these fields of a row is empty, as the reason to drop it; empty where none is."""
+    return next((f"with an empty {COLUMNS[name]}" for name in needed if is_empty(values[name])), "")
+
+
+def _log_dropped(table: Table, dropped: Mapping[str, Sequence[str]], kept: int) -> None:
+    """Log how many rows were dropped, by reason; UsageError if no row is left."""
     told = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if not kept:
         raise UsageError(f"{table.name} has no usable row: {told}.")
     if told:
         total = len(table.rows)
-        logger.warning("%s: %d of %d rows dropped: %s", table.name, total - len(kept), total, told)
-    return Picked(kept, found, {reason: len(places) for reason, places in dropped.items()})
+        logger.warning("%s: %d of %d rows dropped: %s", table.name, total - kept, total, told)
 
 
 def _to_dataset(rows: list[Values]) -> "Dataset":
