@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from gtpo.runs.provenance import code_of, made_from, prompt_keys, provenance
 
 logger = logging.getLogger(__name__)
 
+_STEP = "completions of a step"
+_GENERATION = "completions of a generation"
 _NOT_OF_TRAINING = {*MAY_CHANGE["place"], *MAY_CHANGE["remote"]}  # may differ when a finished run is saved again
 
 _locks: dict[str, FileLock] = {}  # held until the process ends
@@ -164,37 +167,17 @@ def _check_sharding(checkpoint: Path, settings: Settings) -> None:
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
     """Refuse to resume with settings, rows or code that the run cannot change; log what changes.
 
-    ``completions``: of a step, in all processes. A run of an earlier revision lacks some settings, and perhaps the
-    hashes of its rows: then what chooses them may not change either.
+    ``completions``: of a step, in all processes.
     """
-    stored = run.read_config()
-    environment = run.read_environment()
-    hashes: Values = environment.get("made_from", {})
-    before = {name_of(name): value for name, value in stored.items()} | stored | hashes
-    before["completions of a step"] = completions_of_step(stored, environment) or completions
-    generation = "completions of a generation"
-    before[generation] = completions_of_generation(stored, before["completions of a step"])
-    now = settings.to_dict() | dict.fromkeys(hashes) | settings.made_from | {"completions of a step": completions}
-    now[generation] = completions_of_generation(settings.given, completions)
-    changed = {}
-    for name, new in now.items():
-        old = before.get(name, new)
-        if old != new and hub_name(str(old)) != hub_name(str(new)):
-            what = f"--{name}" if name in stored else name
-            changed[name] = f"changed {name}" if name in hashes else f"{what} {new!s:.80} (before: {old!s:.80})"
-
-    micro_batches = {"steps_per_generation"} if before[generation] == now[generation] else {""}  # of another size
-    allowed = micro_batches.union(*MAY_CHANGE.values())
-    if not hashes or changed.keys() & ROWS:
-        allowed -= {"seed", *MAY_CHANGE["rows"]}
-    go_on = ""
-    if settings.reward:
-        of_rewards = hashes.keys() - {*ROWS, *code_of(settings.reward.objective or "")}
-        if settings.reward.changed_reward:
-            allowed |= of_rewards
-        elif of_rewards & changed.keys():
-            go_on = " or add --changed_reward true"
-    if refused := [text for name, text in changed.items() if name not in allowed]:
+    hashes: Values = run.read_environment().get("made_from", {})
+    changed = _changes(run, settings, completions, hashes)
+    allowed = _may_change(changed, hashes)
+    of_rewards = _rewards_in(hashes, settings)
+    if settings.reward and settings.reward.changed_reward:
+        allowed |= of_rewards
+    refused = [text for name, text in changed.items() if name not in allowed]
+    if refused:
+        go_on = " or add --changed_reward true" if of_rewards & changed.keys() - allowed else ""
         raise UsageError(
             f"{run.path} cannot be resumed with {', '.join(refused)}: undo it{go_on}, train another run with "
             f"--run_name, or start one from this adapter: --model {checkpoint}."
@@ -207,6 +190,50 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, comp
         )
     if texts:
         logger.warning("%s is resumed with %s", run.path, texts)
+
+
+def _changes(run: RunDirectory, settings: Settings, completions: int, hashes: Values) -> dict[str, str]:
+    """What is not as in the stored run -> a text with both values: settings, hashes of rows and code, and two sizes.
+
+    A run of an earlier revision lacks some settings, which count as unchanged.
+    """
+    stored = run.read_config()
+    of_step = completions_of_step(stored, run.read_environment()) or completions
+    before = {name_of(name): value for name, value in stored.items()} | stored | hashes
+    before |= {_STEP: of_step, _GENERATION: completions_of_generation(stored, of_step)}
+    now = settings.to_dict() | dict.fromkeys(hashes) | settings.made_from
+    now |= {_STEP: completions, _GENERATION: completions_of_generation(settings.given, completions)}
+    changed = {}
+    for name, new in now.items():
+        old = before.get(name, new)
+        if old == new or hub_name(str(old)) == hub_name(str(new)):
+            continue
+        if name in hashes:
+            changed[name] = f"changed {name}"
+        else:
+            what = f"--{name}" if name in stored else name
+            changed[name] = f"{what} {new!s:.80} (before: {old!s:.80})"
+    return changed
+
+
+def _may_change(changed: Collection[str], hashes: Values) -> set[str]:
+    """The settings that a resume may change, by what else has changed.
+
+    Without hashes of its rows, or with other rows, what chooses them may not.
+    """
+    allowed = set().union(*MAY_CHANGE.values())
+    if _GENERATION not in changed:
+        allowed.add("steps_per_generation")  # it counts micro-batches, which may have another size
+    if not hashes or ROWS.intersection(changed):
+        allowed -= {"seed", *MAY_CHANGE["rows"]}
+    return allowed
+
+
+def _rewards_in(hashes: Values, settings: Settings) -> set[str]:
+    """The names of the hashes that are of code of the rewards."""
+    if not settings.reward:
+        return set()
+    return hashes.keys() - {*ROWS, *code_of(settings.reward.objective or "")}
 
 
 def _lock(run: RunDirectory) -> None:
