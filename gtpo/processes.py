@@ -32,6 +32,7 @@ def is_main_process() -> bool:
     return rank() == 0
 
 
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _OF_LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # which Accelerate reads on a CPU
 _OFF = {"", "0", "1", "no", "none", "false"}  # 1 is no accumulation
 # What no result depends on, what a launcher sets for a plugin that is named apart, and what is compared with settings.
@@ -48,28 +49,8 @@ _INSTEAD = {
 
 
 def check_launch(environment: Mapping[str, str]) -> None:
-    """UsageError where the environment contradicts itself, or asks Accelerate for what no setting of the run says.
-
-    Rank and number of the processes are read by the launcher's variables alone, so all have to be there.
-    """
-    found = {name: environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if environment.get(name)}
-    for name, value in found.items():
-        if not value.isdecimal() and (name, value) != ("LOCAL_RANK", "-1"):  # which is Accelerate's "none"
-            raise UsageError(f"{name}={value} in the environment: expected a number; unset it.")
-    size, this = int(found.get("WORLD_SIZE", 1)), int(found.get("RANK", 0))
-    local = found.get("LOCAL_RANK", "-1") != "-1"
-    missing = {"RANK", "LOCAL_RANK", "WORLD_SIZE"} - found.keys()
-    for name in _OF_LAUNCHERS:
-        if "WORLD_SIZE" in missing and environment.get(name, "1") not in ("", "1"):
-            found[name] = environment[name]
-            size = int(environment[name]) if environment[name].isdecimal() else 2
-    if this >= size or (missing and (size > 1 or local)):
-        known = " ".join(f"{name}={value}" for name, value in found.items())
-        without = f" without {' and '.join(sorted(missing))}" if missing else ""
-        raise UsageError(
-            f"{known}{without} in the environment is no process of a run: unset {' and '.join(found)}, or start it "
-            "with `accelerate launch` or `torchrun`."
-        )
+    """UsageError where the environment contradicts itself, or asks Accelerate for what no setting of the run says."""
+    _check_ranks(environment)
     of_deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     for name, value in environment.items():
         if not name.startswith("ACCELERATE_") or _NOT_REFUSED.fullmatch(name) or value.lower() in _OFF:
@@ -77,6 +58,33 @@ def check_launch(environment: Mapping[str, str]) -> None:
         if not (of_deepspeed and name in _OF_DEEPSPEED):
             instead = _INSTEAD.get(name, "unset it")
             raise UsageError(f"{name}={value} in the environment changes what a run computes: {instead}.")
+
+
+def _check_ranks(environment: Mapping[str, str]) -> None:
+    """UsageError where the environment names a process that no launcher has started.
+
+    Rank and number of the processes are read by the launcher's variables alone, so all have to be there.
+    """
+    found = {name: environment[name] for name in _RANKS if environment.get(name)}
+    for name, value in found.items():
+        if not value.isdecimal() and (name, value) != ("LOCAL_RANK", "-1"):  # which is Accelerate's "none"
+            raise UsageError(f"{name}={value} in the environment: expected a number; unset it.")
+    size, this = int(found.get("WORLD_SIZE", 1)), int(found.get("RANK", 0))
+    is_launched = found.get("LOCAL_RANK", "-1") != "-1"
+    missing = set(_RANKS).difference(found)
+    for name in _OF_LAUNCHERS:
+        if "WORLD_SIZE" in missing and environment.get(name, "1") not in ("", "1"):
+            found[name] = environment[name]
+            size = int(environment[name]) if environment[name].isdecimal() else 2
+    is_complete = not missing or (size <= 1 and not is_launched)
+    if this < size and is_complete:
+        return
+    known = " ".join(f"{name}={value}" for name, value in found.items())
+    without = f" without {' and '.join(sorted(missing))}" if missing else ""
+    raise UsageError(
+        f"{known}{without} in the environment is no process of a run: unset {' and '.join(found)}, or start it "
+        "with `accelerate launch` or `torchrun`."
+    )
 
 
 def check_launched(args: Any) -> None:

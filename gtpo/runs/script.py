@@ -42,18 +42,20 @@ def run_script(main: Callable[[], object]) -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        sentence = printable(" ".join(str(error).split()))
-        is_run = isinstance(error, RunError)
-        if error.__cause__ and isinstance(error, RunError | CodeError):
-            _print_traceback(error.__cause__)
-        if is_run or isinstance(error, UsageError | ArgumentError):
-            _exit(sentence, 2 - is_run)
-        if fault := _fault_of_the_disk(error):
-            _exit(fault, 1)
-        _exit(
-            f"{last_line(error)}. {_write_traceback()} has the traceback; --debug shows it.", 2 - training_has_begun()
-        )
+        _exit(*_end_of(error))
     leave(0)
+
+
+def _end_of(error: Exception) -> tuple[str, int]:
+    """The line that ends a script after the current error, and its exit code; the traceback is printed or written."""
+    if error.__cause__ and isinstance(error, RunError | CodeError):
+        _print_traceback(error.__cause__)
+    if isinstance(error, RunError | UsageError | ArgumentError):
+        return printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2
+    if fault := _fault_of_the_disk(error):
+        return fault, 1
+    where = _write_traceback()
+    return f"{last_line(error)}. {where} has the traceback; --debug shows it.", 1 if training_has_begun() else 2
 
 
 def _print_traceback(error: BaseException) -> None:
