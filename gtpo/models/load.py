@@ -237,9 +237,8 @@ def load_tokenizer(source: ModelSource, prompt: PromptArguments | None = None, o
     """
     from transformers import AutoTokenizer
 
-    options = source.options
-    if only_cached or source.tokenizer != source.base:
-        options = {"local_files_only": True}
+    asks_hub = not only_cached and source.tokenizer == source.base
+    options = source.options if asks_hub or source.is_local else {"local_files_only": True}
     try:
         config = load_config(source.base, **options) if only_cached else source.config
         tokenizer = AutoTokenizer.from_pretrained(

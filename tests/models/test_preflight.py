@@ -159,7 +159,7 @@ QUESTION = {"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
     ],
 )
 def test_a_plan_says_why_it_shows_no_prompt(rows: list[Any], said: str, monkeypatch: MonkeyPatch) -> None:
-    """Nothing is downloaded, although the Hub can be reached."""
+    """Nothing is downloaded, and the Hub is not asked whether it can be reached."""
     options: list[Any] = []
 
     def from_pretrained(path: str, **given: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_plan_says_why_it_shows_no_prompt(rows: list[Any], said: str, monkeypa
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
     monkeypatch.setattr("gtpo.models.load.load_config", lambda path, **given: options.append((path, given)))
-    monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: True)
+    monkeypatch.setattr("gtpo.models.source.hub_is_reachable", lambda: pytest.fail("the Hub was asked"))
     settings = replace(settings_of(model="tiny"), source=ModelSource("owner/name", "owner/name", "owner/name"))
     described = plan._describe_first_row(settings, Dataset.from_list(rows))
     assert described == f"{said}\n"
