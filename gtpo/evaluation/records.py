@@ -61,6 +61,7 @@ class CompletionSettings:
     problems: int = 0
     problems_hash: str = ""
     others: dict = field(default_factory=dict)  # of another revision
+    are_known: bool = True  # False for scores that were stored without them
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
@@ -121,7 +122,9 @@ class Head:
     @classmethod
     def of_entry(cls, stored: Stored) -> Self:
         """That of the completions whose scores are in a JSON object, an entry of ``results.json``, perhaps in part."""
-        return cls(CompletionSettings.read(stored.get("settings", {})), Origin.read({"model": "", **stored}))
+        settings = stored.get("settings")
+        known = CompletionSettings(are_known=False) if settings is None else CompletionSettings.read(settings)
+        return cls(known, Origin.read({"model": "", **stored}))
 
     def write(self) -> Row:
         """The JSON object."""

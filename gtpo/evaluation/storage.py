@@ -191,7 +191,9 @@ def problems_hash(problems: Questions) -> str:
 
 
 def sampled_as(settings: CompletionSettings, words: Sequence[str]) -> bool:
-    """Whether completions were sampled with the settings on a command line, such as ``--k 64``."""
+    """Whether completions were sampled with the settings on a command line, such as ``--k 64``; False if not known."""
+    if not settings.are_known:
+        return False
     stored = settings.write()
     return all(str(stored.get(flag[2:], value)) == value for flag, value in pairwise(words) if flag.startswith("--"))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from helpers.files import read_json
 
-from gtpo.evaluation.records import Entry, Sampling, Scores
+from gtpo.evaluation.records import Entry, Head, Sampling, Scores
+from gtpo.evaluation.storage import sampled_as
 
 # An entry of results.json as it is stored: these names may not change.
 STORED = read_json(Path(__file__).with_name("stored_entry.json"))
@@ -29,3 +30,11 @@ def test_an_entry_by_another_grader_has_no_lenient_scores() -> None:
     entry = Entry.read(stored)
     assert entry.lenient is None and entry.strict.means == {"pass": {1: 50.0, 2: 100.0}}
     assert entry.write() == stored | {"trained_on": None}
+
+
+def test_scores_without_settings_are_of_unknown_sampling() -> None:
+    """They are not those of the default settings; a setting that was not stored yet has its default."""
+    bare = {name: value for name, value in STORED.items() if name != "settings"}
+    assert not sampled_as(Head.of_entry(bare).settings, ["--k", "64"])
+    assert sampled_as(Head.of_entry(bare | {"settings": {"temperature": 1.0}}).settings, ["--k", "64"])
+    assert not sampled_as(Head.of_entry(bare | {"settings": {"temperature": 0.5}}).settings, ["--temperature", "1.0"])
