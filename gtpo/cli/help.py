@@ -63,6 +63,8 @@ def print_all(classes: Classes, preset: Values, method: str = "") -> NoReturn:
     for action in parser._actions:
         action.option_strings = action.option_strings[:1]  # not -h too
         action.help = (action.help != argparse.SUPPRESS and shown.get(action.dest, {}).get("text")) or action.help
+        if action.help is None and action.dest in parser.settings:  # of an objective
+            action.help = "(default: %(default)s)"
     parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
     parser.print_help()
     raise SystemExit

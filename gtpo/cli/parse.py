@@ -49,6 +49,11 @@ class CommandLine:
         """The class of ``--objective``."""
         return self.given.values.get("objective")
 
+    @property
+    def asks_all(self) -> bool:
+        """Whether ``--help_all`` waits for the class of ``--objective``, whose settings it lists too."""
+        return HELP_ALL in self.given.values
+
     @cached_property
     def start(self) -> Start:
         """The run that is named: a new one, one that is resumed, or one from an adapter; its settings are checked."""
@@ -96,6 +101,8 @@ class CommandLine:
 def read_command_line(method: str, classes: Classes, words: Sequence[str] | None = None) -> CommandLine:
     """That of this process, or other words; ``--help`` is printed. The first call of a train script.
 
+    So is ``--help_all``; with ``--objective`` by :func:`parse`, which knows the class.
+
     Args:
         method: gtpo, grpo or sft.
         classes: Our dataclasses of settings.
@@ -104,13 +111,14 @@ def read_command_line(method: str, classes: Classes, words: Sequence[str] | None
     words = spelled_out(words)
     parser = SettingsParser(classes, "sft_config" if method == "sft" else "grpo_config")
     if asks := {"-h", "--help", f"--{HELP_ALL}"} & {*words}:
-        model = TINY
+        given = Given({}, {})
         with suppress(UsageError, ArgumentError):  # the page is what helps
-            model = parser.read_words(words).values.get("model", TINY)
-        preset = _help_preset(method, model)
-        if asks == {f"--{HELP_ALL}"}:
-            print_all(classes, preset, method)
-        print_help(method, classes, preset)
+            given = parser.read_words(words)
+        if asks != {f"--{HELP_ALL}"}:
+            print_help(method, classes, _help_preset(method, given))
+        if "objective" not in given.values:
+            print_all(classes, _help_preset(method, given), method)
+        return CommandLine(method, classes, parser, given)
     given = parser.read_words(words)
     given.values.update(read_texts(given.values))
     return CommandLine(method, classes, parser, given)
@@ -121,6 +129,8 @@ def load_backend_of(line: CommandLine) -> str:
 
     With ``--dry_run`` neither GPU nor packages are needed.
     """
+    if line.asks_all:
+        return "transformers"
     backend = find_backend(line)
     return backend if line.asked.get("dry_run") else load_backend(backend)
 
@@ -152,6 +162,8 @@ def _check_early(line: CommandLine) -> None:
 def parse(line: CommandLine, classes: Classes) -> Settings:
     """The settings of a training run; the last of the classes is TRL's config, before it a user's of an objective."""
     every = (*line.classes, *classes)
+    if line.asks_all:
+        print_all(every, _help_preset(line.method, line.given), line.method)
     start, named = line.start, line.given.names
     plain, file, words = line.read_late(every)
     values = resolve(plain, of_this_machine(plain, start.source, line.backend), file, words)
@@ -182,9 +194,9 @@ def parse_evaluation(cls: type[_T], words: Sequence[str] | None = None) -> tuple
     return cls(**values), {*file, *named}
 
 
-def _help_preset(method: str, model: str) -> Values:
+def _help_preset(method: str, given: Given) -> Values:
     """The values of the preset that ``--help`` shows as defaults."""
     source = model_source(TINY)
     with suppress(UsageError):  # of a name that means nothing
-        source = model_source(model)
+        source = model_source(given.values.get("model", TINY))
     return preset_for(method, source, dry_run=True).values()

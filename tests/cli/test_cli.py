@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shlex
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from helpers.files import read_settings, tables_of, write_settings
 from helpers.refusals import refused
 from helpers.runs import fake_run
-from helpers.settings import CLASSES, parsed
+from helpers.settings import CLASSES, OURS, parsed
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch
@@ -25,7 +26,7 @@ from gtpo.cli import build
 from gtpo.cli import presets as cli
 from gtpo.cli.checks import check_batch
 from gtpo.cli.derive import batch_geometry
-from gtpo.cli.parse import parse_evaluation
+from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
 from gtpo.cli.presets import Preset
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
@@ -410,6 +411,20 @@ def test_every_field_is_a_flag_that_is_stored(
     assert fields <= {*re.findall(r"--(\w+)", capsys.readouterr().out)}
     of_a_start = {"resume", "overwrite", "changed_reward", "dry_run", "hub_token"}  # a secret is never stored
     assert fields - settings(method=method).keys() == fields & of_a_start
+
+
+def test_help_all_lists_the_settings_of_an_objective(capsys: CaptureFixture[str], monkeypatch: MonkeyPatch) -> None:
+    """Once, with TRL's; they are known when its class is, so the page waits for it, and nothing else is checked."""
+    monkeypatch.setenv("COLUMNS", "200")
+    own = make_dataclass("Own", [("share", float, 0.125)])
+    words = ["--objective", "mine.py:Mine", "--help_all", "--dataset", "not/there"]
+    line = read_command_line("grpo", OURS["grpo"], words)
+    assert load_backend_of(line) == "transformers" and capsys.readouterr().out == ""
+    with pytest.raises(SystemExit):
+        parse(line, [own, GRPOConfig])
+    page = capsys.readouterr().out
+    assert re.search(r"--share SHARE +\(default: 0\.125\)", page)
+    assert [page.count(f" --{name} ") for name in ("share", "lora_rank", "epsilon_high")] == [1, 1, 1]
 
 
 # ---- stored settings reproduce the run ----
