@@ -34,25 +34,36 @@ def build(method: str, classes: Classes, values: Values, changed: frozenset[str]
     asked = raw | {"push_to_hub": False}  # the trainer would upload every checkpoint
     if values["dry_run"] and not gpu_is_available():
         asked["use_cpu"] = True  # otherwise Transformers refuses bf16
-    groups = {}
-    for cls in ours:
-        kind = PromptArguments if issubclass(PromptArguments, cls) else cls
-        is_ours = kind.__module__ == Settings.__module__  # else it is that of an objective, under any name
-        label = kind.__name__.removesuffix("Arguments").lower() if is_ours else "settings"
-        groups[label] = kind(**{name: values[name] for name in fields_of([kind])})
+    groups = _groups_of(ours, values)
     trainer = trainer_class(**copy.deepcopy(asked))
     if not values["dry_run"]:
         check_launched(trainer)
     _undo_changes_of_unsloth(trainer, asked)
-    from torch import distributed
-
-    if distributed.is_initialized():  # the clocks of several processes may give different names
-        names = [raw["output_dir"], raw["run_name"]]
-        distributed.broadcast_object_list(names)
-        raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
+    _take_names_of_main_process(trainer, raw)
     settings = Settings(method, trainer=trainer, given=raw, changed=changed, source=source, **groups)
     _warn_of_tags(settings)
     return settings
+
+
+def _groups_of(classes: Classes, values: Values) -> Values:
+    """Field of :class:`Settings` -> the dataclass of these settings, made of its values."""
+    groups = {}
+    for cls in classes:
+        kind = PromptArguments if issubclass(PromptArguments, cls) else cls
+        is_ours = kind.__module__ == Settings.__module__  # else it is that of an objective, under any name
+        label = kind.__name__.removesuffix("Arguments").lower() if is_ours else "settings"
+        groups[label] = kind(**{name: values[name] for name in fields_of([kind])})
+    return groups
+
+
+def _take_names_of_main_process(trainer: Any, raw: Values) -> None:
+    """The clocks of several processes may give different names."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        names = [raw["output_dir"], raw["run_name"]]
+        distributed.broadcast_object_list(names)
+        raw["output_dir"], raw["run_name"] = trainer.output_dir, trainer.run_name = names
 
 
 def _undo_changes_of_unsloth(trainer: Any, asked: Values) -> None:

@@ -20,6 +20,7 @@ from gtpo.data import tables
 from gtpo.data.values import elements_of, is_empty, is_missing, to_question, to_text
 from gtpo.errors import UsageError, first_line, nearest
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 FIRST_ROWS = 1000  # of a file: its columns and answers, and whether it is short
 BIND_UNSEEN = {"globals", "exec", "setattr", "__getattr__"}  # in a file: it may have names that its text does not show
 
@@ -61,20 +62,25 @@ def _check_code(noun: str, name: str, module: str, wanted: str) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}.") from error
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.Name):
-            bound.add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add(node.asname or node.name.partition(".")[0])
+    bound = _names_in(tree)
     if wanted in bound or "*" in bound or bound & BIND_UNSEEN:
         return
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    own = [node.name for node in tree.body if isinstance(node, kinds)]
+    own = [node.name for node in tree.body if isinstance(node, DEFINITIONS)]
     there = ", ".join(own) or "nothing"
     raise UsageError(f"--{noun} {name}: {module} has no {wanted}{nearest(wanted, own)}: it has {there}.")
+
+
+def _names_in(tree: ast.Module) -> set[str]:
+    """The names that a module defines, imports or mentions, in functions too; ``*`` where it imports all of another."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+    return names
 
 
 def _check_data(data: DataArguments, source: str, known: Collection[str], flag: str, required: Collection[str]) -> int:

@@ -271,13 +271,8 @@ def _load_unsloth(
     from unsloth import FastLanguageModel
 
     path = source.base
-    alpha = arguments.lora_rank
-    if source.adapter:
-        alpha = source.lora["lora_alpha"]
-        has = [name for name, absent in OF_PEFT.items() if (source.lora.get(name) or absent) != absent]
-        if has or isinstance(source.lora["target_modules"], str):
-            what = " ".join(has) or "an expression as target_modules"
-            raise UsageError(f"{source.adapter} has {what}, which Unsloth does not load: add --backend transformers.")
+    alpha = source.lora["lora_alpha"] if source.adapter else arguments.lora_rank
+    _check_adapter_for_unsloth(source)
     # Without it CUDA graphs of up to twice the 96 to 256 that fit the memory. Without vLLM it would be the model's.
     of_vllm = {} if sequences is None else {"max_num_seqs": sequences}
     try:
@@ -323,6 +318,16 @@ def _load_unsloth(
     if source.adapter:
         model.load_adapter(str(source.adapter), "default", is_trainable=True)
     return model, tokenizer
+
+
+def _check_adapter_for_unsloth(source: ModelSource) -> None:
+    """Refuse what an adapter of PEFT can have and Unsloth does not load."""
+    if not source.adapter:
+        return
+    has = [name for name, absent in OF_PEFT.items() if (source.lora.get(name) or absent) != absent]
+    if has or isinstance(source.lora["target_modules"], str):
+        what = " ".join(has) or "an expression as target_modules"
+        raise UsageError(f"{source.adapter} has {what}, which Unsloth does not load: add --backend transformers.")
 
 
 def _check_embedding_rows(model: Any, path: str) -> None:
