@@ -6,7 +6,7 @@ from itertools import zip_longest
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
 
@@ -47,64 +47,125 @@ WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
+class Curve(NamedTuple):
+    """A run of a figure, a line in each panel of its group.
+
+    Attributes:
+        label: In the legend; several groups may have it.
+        arm: Decides the colour.
+        scored: The name of its scores.
+        seeds: How many have metrics.
+    """
+
+    label: str
+    run: str
+    arm: str
+    scored: str
+    seeds: int
+
+
+class Group(NamedTuple):
+    """What the panels of a group of curves are drawn from.
+
+    Attributes:
+        benchmark: Of the scores.
+        base: The evaluations of the base model on it.
+    """
+
+    title: str
+    curves: list[Curve]
+    benchmark: str | None
+    base: DataFrame
+
+    @property
+    def has_best(self) -> bool:
+        """Whether the scores of a run are those at its best step."""
+        return any(curve.scored != curve.run for curve in self.curves)
+
+    def values(self, curve: Curve, metric: str, results: Results, window: int) -> DataFrame:
+        """A score of a run by k, or a metric by step; a column per seed."""
+        if metric in SCORES:
+            return _over_k(results.scored(curve.scored, self.benchmark), metric)
+        return results.smoothed(curve.run, metric, window)
+
+    def title_with(self, seeds: dict[str, int]) -> str:
+        """The title, and the numbers of seeds where they are not those that the legend has by label."""
+        usual = {seeds[curve.label] for curve in self.curves}
+        fewer = sorted({curve.seeds for curve in self.curves} - {0, *usual})
+        return f"{self.title}, n = {', '.join(map(str, fewer))}" if fewer else self.title
+
+
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted."""
-    spec = find_figure(matrix, name)
-    every = groups_of(matrix, name, scale)
-    groups = {title: curves for title, curves in every.items() if results.names & {*curves.values()}} or every
+    metrics = find_figure(matrix, name)["panels"]
+    groups = read_groups(matrix, name, scale, results)
+    every = [curve for group in groups for curve in group.curves]
+    styles = line_styles({curve.label: curve.arm for curve in every})  # one for a label in all groups
     seeds: dict[str, int] = {}
-    arms = {}
-    for curves in groups.values():
-        for legend, run in curves.items():
-            seeds[legend] = max(seeds.get(legend, 0), len(results.seeds(run)))
-            arms[legend] = arm_of(run.partition("-")[0], settings_of(matrix, scale, run))
-    styles = line_styles(arms)  # one for a label in all groups
-    rates = matrix[scale].get("rates", {})
-    trained_on = spec.get("benchmarks") or matrix["figures"].get("fig2", {}).get("benchmarks", {})
-    figure, columns = _panels(len(spec["panels"]), len(groups))
-    for (title, curves), column in zip(groups.items(), columns, strict=True):
-        benchmark, *_ = trained_on.get(title, [None])
-        base = _base_of(results, benchmark, experiment(matrix, scale, next(iter(curves.values())), 0).model)
-        evaluated = {run: scored_name(matrix, scale, run) for run in curves.values()}
-        for axis, metric in zip(column, spec["panels"], strict=True):
-            for legend, run in curves.items():
-                if metric in SCORES:
-                    curve = _over_k(results.scored(evaluated[run], benchmark), metric)
-                else:
-                    curve = results.smoothed(run, metric, matrix[scale]["window"])
-                plot_curves(axis, f"{legend} (n = {seeds[legend]})", curve, styles[legend])
-            _finish_panel(axis, metric, base)
-            if metric in SCORES and [*evaluated] != [*evaluated.values()]:
-                axis.set_title("GRPO at its best step", loc="left", fontsize=9)
-        fewer = {len(results.seeds(run)) for run in curves.values()} - {0, *(seeds[legend] for legend in curves)}
-        if title in rates:
-            title += f", learning rate {rates[title]}"
-        if fewer:
-            title += f", n = {', '.join(map(str, sorted(fewer)))}"
-        column[0].set_title(title, loc="left", fontsize=10)
+    for curve in every:
+        seeds[curve.label] = max(seeds.get(curve.label, 0), curve.seeds)
+    figure, columns = _panels(len(metrics), len(groups))
+    for group, column in zip(groups, columns, strict=True):
+        for metric, axis in zip(metrics, column, strict=True):
+            for curve in group.curves:
+                values = group.values(curve, metric, results, matrix[scale]["window"])
+                plot_curves(axis, f"{curve.label} (n = {seeds[curve.label]})", values, styles[curve.label])
+            _finish_panel(axis, metric, group)
+        column[0].set_title(group.title_with(seeds), loc="left", fontsize=10)
     add_legend(figure, "mean over n seeds, where all have a value; band: its 95 % interval")
     return figure
 
 
-def _finish_panel(axis: Any, metric: str, base: DataFrame) -> None:
+def read_groups(matrix: Matrix, name: str, scale: str, results: Results) -> list[Group]:
+    """The groups of a figure that have results; all if none has."""
+    spec = find_figure(matrix, name)
+    benchmarks = spec.get("benchmarks") or matrix["figures"].get("fig2", {}).get("benchmarks", {})
+    rates = matrix[scale].get("rates", {})
+    found = []
+    for title, runs in groups_with_results(matrix, name, scale, results).items():
+        curves = []
+        for label, run in runs.items():
+            arm = arm_of(run.partition("-")[0], settings_of(matrix, scale, run))
+            curves.append(Curve(label, run, arm, scored_name(matrix, scale, run), len(results.seeds(run))))
+        benchmark, *_ = benchmarks.get(title, [None])
+        base = _base_of(results, benchmark, experiment(matrix, scale, curves[0].run, 0).model)
+        with_rate = f"{title}, learning rate {rates[title]}" if title in rates else title
+        found.append(Group(with_rate, curves, benchmark, base))
+    return found
+
+
+def groups_with_results(matrix: Matrix, name: str, scale: str, results: Results) -> dict[str, dict[str, str]]:
+    """As :func:`paper.matrix.groups_of`, without the groups that have no results; all if none has."""
+    every = groups_of(matrix, name, scale)
+    return {title: runs for title, runs in every.items() if results.names & {*runs.values()}} or every
+
+
+def _finish_panel(axis: Any, metric: str, group: Group) -> None:
     """The base model, ln 2, labels and limits of a panel."""
     axis.set_ylabel(LABELS[metric])
     axis.set_xlabel("k" if metric in SCORES else "training step")
     if metric == "entropy":
         plot_ln2(axis)
     if metric in SCORES:
-        plot_curves(axis, "base model", _over_k(base, metric), BASE)
-    for value in base.get(SCORES_OF_BASE.get(metric), ()):
+        _finish_scores(axis, metric, group)
+    for value in group.base.get(SCORES_OF_BASE.get(metric), ()):
         axis.axhline(value, label="base model", **BASE)
-    if metric in SCORES and axis.lines:
+    if metric in PERCENT:  # an interval may reach further
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, -2), min(high, 102))
+
+
+def _finish_scores(axis: Any, score: str, group: Group) -> None:
+    """The base model by k, and a logarithmic axis of k with a marker at each."""
+    plot_curves(axis, "base model", _over_k(group.base, score), BASE)
+    if axis.lines:
         axis.set_xscale("log", base=2)
         ks = axis.lines[0].get_xdata()
         axis.set_xticks(ks, map(str, ks))
         for line in axis.lines:
             line.set(marker="o", markersize=3)
-    if metric in PERCENT:  # an interval may reach further
-        low, high = axis.get_ylim()
-        axis.set_ylim(max(low, -2), min(high, 102))
+    if group.has_best:
+        axis.set_title("GRPO at its best step", loc="left", fontsize=9)
 
 
 def _panels(count: int, groups: int) -> tuple[Any, Any]:
@@ -136,6 +197,21 @@ def _base_of(results: Results, benchmark: str | None, model: str) -> DataFrame:
     return scored[[name in entry["label"].lower() for entry in scored.get("entry", ())]]
 
 
+class Cell(NamedTuple):
+    """A row of the table: the mean over seeds, and the half width of its 95 % interval, next to the paper's number."""
+
+    group: str
+    method: str
+    run: str | None
+    seeds: int
+    benchmark: str
+    score: str
+    k: int
+    ours: float | None
+    half_width: float | None
+    paper: float | None
+
+
 def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
     """Table 1: a row per group, method and score, in percent; NaN for a number that does not exist.
 
@@ -151,25 +227,10 @@ def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
             run = best_variant(results, runs, trained_on[group][0])
             published = spec["values"].get(group, {}).get(title, [])
             for (benchmark, score, k), paper in zip_longest(columns, published):
-                if benchmark not in spec["benchmarks"][group]:
-                    continue
-                scored = results.scored(run, benchmark)
-                values = scored.get(f"{score}@{k}", Series(dtype=float)).dropna().tolist()
-                ours, half_width = mean_of(values)
-                rows.append(
-                    {
-                        "group": group,
-                        "method": title,
-                        "run": run,
-                        "seeds": len(values),
-                        "benchmark": benchmark,
-                        "score": score,
-                        "k": k,
-                        "ours": ours,
-                        "half_width": half_width,
-                        "paper": paper,
-                    }
-                )
+                if benchmark in spec["benchmarks"][group]:
+                    scored = results.scored(run, benchmark)
+                    values = scored.get(f"{score}@{k}", Series(dtype=float)).dropna().tolist()
+                    rows.append(Cell(group, title, run, len(values), benchmark, score, k, *mean_of(values), paper))
     return DataFrame(rows).astype({"ours": float, "half_width": float, "paper": float})
 
 
@@ -257,7 +318,7 @@ def draw_all(
 ) -> tuple[list[Path], list[str]]:
     """Write every figure that has a run, with its caption, and Table 1; the files, and what is missing."""
     directory = directory or RUNS / scale / "figures"
-    written = []
+    written: list[Path] = []
     messages = []
     for name in names:
         messages += missing(matrix, name, scale, results)
@@ -266,22 +327,35 @@ def draw_all(
         if results.names.isdisjoint([*runs, *scored]):
             continue
         directory.mkdir(parents=True, exist_ok=True)
-        text = caption(matrix, name, scale, results)
         if name == "table1":
-            rows = table1(matrix, scale, results)
-            if rows["ours"].notna().any():
-                written += [directory / "table1.md", directory / "table1.csv"]
-                write_atomically(written[-2], f"{text}\n{table_markdown(rows)}")
-                write_atomically(written[-1], partial(rows.to_csv, index=False, lineterminator="\r\n"))
-            continue
-        figure = draw(matrix, name, scale, results)
-        for kind in suffixes:
-            path = directory / f"{name}.{kind}"
-            save = partial(figure.savefig, dpi=100, format=kind, metadata={"CreationDate": None})
-            write_atomically(path, save)
-            written.append(path)
-        write_atomically(directory / f"{name}.md", text)
+            written += _write_table1(matrix, scale, results, directory)
+        else:
+            written += _write_figure(matrix, name, scale, results, directory, suffixes)
     return written, messages
+
+
+def _write_table1(matrix: Matrix, scale: str, results: Results, directory: Path) -> list[Path]:
+    """Markdown with the caption, and CSV; neither if there is no score."""
+    rows = table1(matrix, scale, results)
+    if rows["ours"].isna().all():
+        return []
+    markdown, csv = directory / "table1.md", directory / "table1.csv"
+    write_atomically(markdown, f"{caption(matrix, 'table1', scale, results)}\n{table_markdown(rows)}")
+    write_atomically(csv, partial(rows.to_csv, index=False, lineterminator="\r\n"))
+    return [markdown, csv]
+
+
+def _write_figure(
+    matrix: Matrix, name: str, scale: str, results: Results, directory: Path, suffixes: Sequence[str]
+) -> list[Path]:
+    """The figure in each format, and its caption, which is not among the files returned."""
+    figure = draw(matrix, name, scale, results)
+    paths = [directory / f"{name}.{suffix}" for suffix in suffixes]
+    for suffix, path in zip(suffixes, paths, strict=True):
+        save = partial(figure.savefig, dpi=100, format=suffix, metadata={"CreationDate": None})
+        write_atomically(path, save)
+    write_atomically(directory / f"{name}.md", caption(matrix, name, scale, results))
+    return paths
 
 
 def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str]:
