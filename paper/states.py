@@ -1,6 +1,8 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from pandas import DataFrame, concat
 
 from gtpo.runs.directory import MANIFEST
 from paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
@@ -35,40 +37,53 @@ def table(
     Costs of training at paper scale are an upper end: with the ``speedup`` of the matrix a run takes less.
     """
     unit = UNITS[scale]
-    speedup = matrix[scale].get("speedup", {})
-    states = {run: state_of(run) for run in experiments}
-    left = [run for run in experiments if states[run] != "finished"]
-    labels = [run.label for run in experiments] + [work.label for work in evaluations]
-    width = max(map(len, labels))
+    speedup = matrix[scale].get("speedup", {})  # by model, of GPUs since the logs that the costs are from
+    runs = DataFrame(
+        {
+            "name": [run.name for run in experiments],
+            "label": [run.label for run in experiments],
+            "state": [state_of(run) for run in experiments],
+            "cost": [run.cost for run in experiments],
+            "speedup": [speedup.get(run.model, 1) for run in experiments],
+        }
+    )
+    runs["left"] = runs["cost"].where(runs["state"] != "finished", 0.0)
+    scored = [sum(map(work.is_scored, work.experiments)) for work in evaluations]
+    works = DataFrame(
+        {
+            "label": [work.label for work in evaluations],
+            "state": [f"{count} of {len(work.experiments)}" for work, count in zip(evaluations, scored, strict=True)],
+            "cost": [work.cost for work in evaluations],
+        }
+    )
     lines = [f"{unit}, of training at most:"] if speedup else []
-    lines += [f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f}" for run in experiments]
-    for work in evaluations:
-        scored = sum(map(work.is_scored, work.experiments))
-        state = f"{scored} of {len(work.experiments)}"
-        lines.append(f"{work.label:{width}}  {state:11}  {work.cost:6.1f}")
+    lines += _lines_of(concat([runs, works]))
     if figures:
         lines += ["", f"Training by figure, {unit}; runs that several figures share are in each:"]
     for figure in figures:
-        shown = [run for run in experiments if run.name in runs_of(matrix, [figure], scale)]
-        to_do = _cost(run for run in left if run in shown)
-        lines.append(f"{figure:10} {len(shown):4} runs   {_cost(shown):7.1f}, {to_do:.1f} remaining")
-    hours = f"{_cost(left):.0f}"
-    if speedup:  # of GPUs since the logs that the costs are from
-        least = sum(run.cost / speedup.get(run.model, 1) for run in left)
-        hours = f"{least:.0f} to {hours}"
-    scoring = _cost(work for work in evaluations if not work.is_finished)
-    counts = ", ".join(f"{[*states.values()].count(state)} {state}" for state in STATES)
+        shown = runs[runs["name"].isin(runs_of(matrix, [figure], scale))]
+        cost, left = shown["cost"].sum(), shown["left"].sum()
+        lines.append(f"{figure:10} {len(shown):4} runs   {cost:7.1f}, {left:.1f} remaining")
+    training = f"{runs['left'].sum():.0f}"
+    if speedup:
+        training = f"{(runs['left'] / runs['speedup']).sum():.0f} to {training}"
+    scoring = sum(work.cost for work in evaluations if not work.is_finished)
+    by_state = runs["state"].value_counts()
+    counts = ", ".join(f"{by_state.get(state, 0)} {state}" for state in STATES)
     lines += [
         "",
-        f"{len(experiments)} runs: {counts};",
-        f"about {hours} {unit} of training and {scoring:.0f} of evaluation remaining",
+        f"{len(runs)} runs: {counts};",
+        f"about {training} {unit} of training and {scoring:.0f} of evaluation remaining",
         "(estimates, configs/experiments.yaml).",
     ]
     return "\n".join(lines)
 
 
-def _cost(works: Iterable[Experiment | Evaluation]) -> float:
-    return sum(work.cost for work in works)
+def _lines_of(works: DataFrame) -> list[str]:
+    """Label, state and cost of each, in columns."""
+    width = works["label"].str.len().max()
+    columns = zip(works["label"], works["state"], works["cost"], strict=True)
+    return [f"{label:{width}}  {state:11}  {cost:6.1f}" for label, state, cost in columns]
 
 
 def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
