@@ -11,8 +11,9 @@ import runpy
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from graphlib import TopologicalSorter
 from multiprocessing import connection
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ from paper.matrix import Work, command_of
 
 Process = subprocess.Popen[bytes]
 Environment = Mapping[str, str]  # variables of a process, over those of this one
+Run = Callable[[Work, Environment], int]  # it returns the exit code
 
 LIBRARIES = [  # imported before the forks; none starts a thread
     "trl.trainer.grpo_trainer",
@@ -96,41 +98,54 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
     """
     from tqdm import tqdm
 
-    on_gpus = "CUDA_VISIBLE_DEVICES" in slots[0]
-    # A fork cannot use CUDA if the imports have, and macOS allows few calls after one.
-    can_fork = sys.platform == "linux" and not on_gpus and not gpu_is_available()
-    run = run_forked if can_fork else run_one
-    os.environ |= threads_of(len(slots))  # read by OpenMP when the libraries are imported
-    limit_openmp_spinning(os.environ)
-    _forks.set_forkserver_preload(LIBRARIES)
-    after = {work: getattr(work, "experiments", ()) for work in (*experiments, *evaluations)}
+    run = _prepare(slots)
     free: SimpleQueue[Environment] = SimpleQueue()
     for slot in slots:
         free.put(slot)
-    order = TopologicalSorter(after)
-    order.prepare()
+    after = {work: getattr(work, "experiments", ()) for work in (*experiments, *evaluations)}
     failed: list[str] = []
-    futures: dict[Future[int], Work] = {}
     bar = tqdm(total=len(after), unit="run")
     with bar, ThreadPoolExecutor(len(slots)) as pool:
-        while order.is_active():
-            futures |= {pool.submit(_in_a_free_slot, work, free, run): work for work in order.get_ready()}
-            try:
-                done, _ = wait(futures, return_when=FIRST_COMPLETED)
-            except KeyboardInterrupt:
-                pool.shutdown(cancel_futures=True)
-                raise
-            for future in done:
-                work = futures.pop(future)
-                order.done(work)
-                bar.set_postfix_str(work.label)
-                bar.update()
-                if code := future.result():
-                    failed.append(failure(work, f"failed with exit code {code}"))
+        for work, code in _completed(pool, partial(_in_a_free_slot, free=free, run=run), after):
+            bar.set_postfix_str(work.label)
+            bar.update()
+            if code:
+                failed.append(failure(work, f"failed with exit code {code}"))
     return failed
 
 
-def _in_a_free_slot(work: Work, free: SimpleQueue[Environment], run: Callable[[Work, Environment], int]) -> int:
+def _prepare(slots: Sequence[Environment]) -> Run:
+    """How a process is started in these slots: as a fork, whose libraries will have this many threads, or a new one."""
+    os.environ |= threads_of(len(slots))  # read by OpenMP when the libraries are imported
+    limit_openmp_spinning(os.environ)
+    _forks.set_forkserver_preload(LIBRARIES)
+    on_gpus = "CUDA_VISIBLE_DEVICES" in slots[0]
+    # A fork cannot use CUDA if the imports have, and macOS allows few calls after one.
+    can_fork = sys.platform == "linux" and not on_gpus and not gpu_is_available()
+    return run_forked if can_fork else run_one
+
+
+def _completed(
+    pool: ThreadPoolExecutor, do: Callable[[Work], int], after: Mapping[Work, Sequence[Work]]
+) -> Iterator[tuple[Work, int]]:
+    """Each work as it ends, and what ``do`` returned; ``after``: those that it waits for."""
+    order = TopologicalSorter(after)
+    order.prepare()
+    futures: dict[Future[int], Work] = {}
+    while order.is_active():
+        futures |= {pool.submit(do, work): work for work in order.get_ready()}
+        try:
+            done, _ = wait(futures, return_when=FIRST_COMPLETED)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+        for future in done:
+            work = futures.pop(future)
+            order.done(work)
+            yield work, future.result()
+
+
+def _in_a_free_slot(work: Work, free: SimpleQueue[Environment], run: Run) -> int:
     """``run`` with the environment of a slot that no other work has at the time."""
     if work.is_finished:
         return 0

@@ -152,27 +152,14 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key is unknown or would give a run more than
     one task or GPU, or jobs of the same name are queued.
     """
-    from submitit import AutoExecutor, SlurmExecutor
-
-    known = {"cluster", "parallel", "time", *SlurmExecutor._valid_parameters(), *AutoExecutor._valid_parameters()}
-    known.difference_update(NOT_KEYS)
-    given: dict[str, Any] = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if key not in known or not value:
-            raise UsageError(f"--slurm {word}: expected a value, and a key of {', '.join(sorted(known))}.")
-        given[key] = int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
+    given = _read_parameters(words)
     name = given.pop("cluster", "slurm")
     parallel = given.pop("parallel", None)
     limit = given.pop("time", "24:00:00")
     parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
-    if scale == "paper" and "gres" not in given:
+    if scale == "paper" and "slurm_gres" not in given:
         parameters["gpus_per_node"] = 1
-    if "setup" in given:
-        given["setup"] = [given["setup"]]  # lines of a script
-    for key, value in given.items():
-        is_shared = key in AutoExecutor._valid_parameters()
-        parameters[key if is_shared else f"slurm_{key}"] = value
+    parameters |= given
     if name == "slurm":
         _check_queue(str(parameters["name"]))
     elif scale == "paper" and (parallel or 1) > 1:
@@ -180,6 +167,24 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     elif parallel is None:
         parallel = cores() if scale == "tiny" else 1
     return Cluster(name, parallel, parameters, folder)
+
+
+def _read_parameters(words: Sequence[str]) -> dict[str, Any]:
+    """``key=value``: keys of ours as they are, those of submitit as ``update_parameters`` takes them; a UsageError."""
+    from submitit import AutoExecutor, SlurmExecutor
+
+    ours = {"cluster", "parallel", "time"}
+    shared = AutoExecutor._valid_parameters()
+    known = (ours | shared | SlurmExecutor._valid_parameters()).difference(NOT_KEYS)
+    given: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in known or not text:
+            raise UsageError(f"--slurm {word}: expected a value, and a key of {', '.join(sorted(known))}.")
+        value = int(text) if re.fullmatch("0|[1-9][0-9]*", text) else text
+        of_submitit = key if key in ours | shared else f"slurm_{key}"
+        given[of_submitit] = [value] if key == "setup" else value  # lines of a script
+    return given
 
 
 def _check_queue(name: str) -> None:
