@@ -23,6 +23,7 @@ from gtpo.models.source import model_source
 from gtpo.runs.start import start_run
 
 TAGS = "<think> </think> <final> </final>"
+SMALL = ("--limit", "100", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--save_steps", "1")
 
 
 @pytest.fixture
@@ -177,8 +178,7 @@ def test_unsloth_gets_the_factor_and_refuses_what_it_does_not_load(
 def test_an_adapter_of_peft_is_trained_resumed_and_evaluated(of_peft: Path, run_script: RunScript) -> None:
     """As ``--model`` of both scripts, and as ``--runs``; its logits are those before a step with rate 0."""
     here = of_peft.parent
-    small = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--save_steps", "1")
-    argv = ["--model", "of_peft", "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "new", *small]
+    argv = ["--model", "of_peft", "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "new", *SMALL]
     assert "starts from the adapter of_peft" in run_script(here, "train_grpo.py", *argv).stderr
     sampled = ("--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--max_new_tokens", "4")
     table = run_script(here, "evaluate.py", "--model", "of_peft", *sampled).stdout
@@ -192,8 +192,7 @@ def test_an_adapter_of_peft_is_trained_resumed_and_evaluated(of_peft: Path, run_
 
 @pytest.mark.slow
 def test_sft_then_gtpo_resumed_evaluated_and_drawn(run: Path, run_script: RunScript) -> None:
-    small = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--save_steps", "1")
-    argv = ["--model", str(run), "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "further", *small]
+    argv = ["--model", str(run), "--dataset", "arithmetic", "--max_steps", "2", "--output_dir", "further", *SMALL]
     done = run_script(run.parent, "train_gtpo.py", *argv)
     assert "Initial entropy" in done.stderr and "100 prompts" in done.stderr
     stored = read_settings(run.parent / "further" / "config.yaml")

@@ -90,11 +90,11 @@ def test_scripts_refuse_special_tags_and_show_a_prompt(
     for part in (model, tokenizer):
         part.save_pretrained(here / "special")
     special = ("--model", str(here / "special"))
-    arithmetic = ("--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1")
+    arithmetic = ("--dataset", "arithmetic", "--limit", "8", "--G", "4", "--prompts_per_step", "1")
     for script, *argv in (
         ("train_gtpo", *arithmetic),
-        ("train_sft", *arithmetic[:2]),
-        ("evaluate", "--benchmarks", "arithmetic", "--k", "1"),
+        ("train_sft", *arithmetic[:4]),
+        ("evaluate", "--benchmarks", "arithmetic", "--limit", "8", "--k", "1"),
     ):
         code, _, stderr = run(script, *special, *argv)
         assert code == 2 and "the tag <reasoning> is a special token" in stderr

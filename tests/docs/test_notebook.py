@@ -39,7 +39,8 @@ def test_it_runs_and_leaves_both_runs(tiny: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "notebooks").mkdir()
     settings = {"GTPO_NOTEBOOK_MODEL": str(tiny), "GTPO_NOTEBOOK_STEPS": "2", "GTPO_NOTEBOOK_PROBLEMS": "2"}
-    notebook = execute(WALKTHROUGH, tmp_path / "notebooks", **settings)
+    small = ["--limit", "100", "--max_completion_length", "16"]
+    notebook = execute(WALKTHROUGH, tmp_path / "notebooks", small, **settings)
     clean(notebook)
     assert shown(notebook)["install"] == [] == [*(tmp_path / "notebooks").iterdir()]
     for method in ("gtpo", "grpo"):

@@ -6,6 +6,7 @@ make notebooks
 import base64
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def execute(path: Path, folder: Path, **environment: str) -> Any:
-    """Run a notebook in a directory, as a user without a GPU."""
+def execute(path: Path, folder: Path, flags: Sequence[str] = (), **environment: str) -> Any:
+    """Run a notebook in a directory, as a user without a GPU, who gives ``FLAGS`` in its first cell."""
     notebook = nbformat.read(path, as_version=4)
+    if flags:
+        [settings] = [cell for cell in notebook.cells if cell.id == "settings"]
+        settings.source, count = re.subn(r"(?m)^FLAGS = \[\]", f"FLAGS = {[*flags]}", settings.source)
+        assert count == 1
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 FLAGS = ("--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12")
 FLAGS += ("--lora_rank", "0", "--learning_rate", "1e-4", "--save_steps", "1", "--logging_steps", "1")
-FLAGS += ("--reward", "mine.py:remainder", "--max_steps", "3")
+FLAGS += ("--reward", "mine.py:remainder", "--max_steps", "3", "--limit", "100")
 REWARD = """def remainder(completion_ids, **columns):
     return [float(sum(ids) % 3) for ids in completion_ids]
 """

@@ -36,7 +36,8 @@ class Broken(GRPOTrainer):
     def objective(self, logps, token_entropy, inputs):
         return undefined
 """
-STEPS = ["--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "2", "--save_steps", "1"]
+STEPS = ["--dataset", "arithmetic", "--limit", "100", "--G", "4", "--prompts_per_step", "1", "--max_steps", "2"]
+STEPS += ["--save_steps", "1"]
 SGD = ["--optim", "sgd", "--max_grad_norm", "0", "--weight_decay", "0", "--lr_scheduler_type", "constant"]
 
 

@@ -15,8 +15,8 @@ SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".lju
 def test_files_of_a_run_follow_the_umask_without_secrets(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--beta", "0.04"]
-    argv += ["--max_completion_length", "8", "--max_steps", "2", "--save_steps", "1", "--output_dir", run]
-    argv += ["--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag"]
+    argv += ["--limit", "100", "--max_completion_length", "8", "--max_steps", "2", "--save_steps", "1", "--output_dir"]
+    argv += [run, "--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag"]
     command = ["sh", "-c", 'umask 022; exec "$@"', "sh", sys.executable, ROOT / "train_grpo.py", *argv]
     ended = run_process(command, env=os.environ | SECRETS | {"WANDB_MODE": "offline"})
     files = {str(path.relative_to(run)): path for path in run.rglob("*") if path.is_file()}

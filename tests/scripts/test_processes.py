@@ -127,7 +127,7 @@ def test_fsdp2_steps_match_one_process(method: str, beta: float, build: Any, tin
 
 def test_a_run_under_fsdp2_resumes(tiny: Path, tmp_path: Path) -> None:
     argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
-    argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
+    argv += ["--limit", "100", "--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
     launch_fsdp2(ROOT / "train_gtpo.py", *argv, cwd=tmp_path)
     (run,) = (tmp_path / "outputs").iterdir()
     expected = adapter_of(run / "adapter")

@@ -46,7 +46,7 @@ def test_a_killed_run_resumes_to_the_same_result(
 ) -> None:
     generator = random.Random(method)
     argv = [*RUNS[method], "--model", str(tiny), "--dataset", "arithmetic", "--max_steps", str(STEPS)]
-    argv += ["--save_steps", "2", "--output_dir"]
+    argv += ["--limit", "100", "--save_steps", "2", "--output_dir"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     run_script(tmp_path, *argv, str(uninterrupted))
 

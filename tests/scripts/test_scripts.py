@@ -13,7 +13,7 @@ from helpers.weights import adapter_of, same_weights
 from gtpo.reports.html import logged_text
 from rewards import format_reward
 
-COMMON = ("--dataset", "arithmetic", "--output_dir", "run", "--lora_rank", "4")
+COMMON = ("--dataset", "arithmetic", "--limit", "100", "--output_dir", "run", "--lora_rank", "4")
 SMALL = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12")
 
 ANSWER = "<reasoning>\\n3 + 4 = 7\\n</reasoning>\\n<answer>\\n7\\n</answer>"

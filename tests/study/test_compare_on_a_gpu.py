@@ -55,7 +55,7 @@ def test_the_tiny_base_is_compared_on_the_cpu(installed: list[str], tmp_path: Pa
             (checkout / path.name).symlink_to(path)
     command = "study compare --arms grpo gtpo --n_seeds 1 --steps 2"
     environment = user_environment() | {"PYTHONPATH": str(site), "PATH": os.environ["PATH"]}
-    words = [sys.executable, "-m", *command.split(), "--problems", "4", "--dirty"]
+    words = [sys.executable, "-m", *command.split(), "--problems", "4", "--set", "limit=100", "--dirty"]
     shown = run_process(words, cwd=checkout, env=environment).stdout
     assert "failed" not in shown
     place = checkout / "outputs/study/compare"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT
+from helpers.scripts import ROOT, RunScript
 from helpers.weights import adapter_of, same_weights
 
 from gtpo.runs.directory import MANIFEST
 from paper.results import read_results
 
 pytestmark = pytest.mark.slow
-SHORT = ("--seeds", "1", "2", "--steps", "6", "--problems", "4", "--jobs", "1", "--dirty")
+SHORT = ("--seeds", "1", "2", "--steps", "6", "--problems", "4", "--set", "limit=100", "--jobs", "1", "--dirty")
 SAME = "from gtpo import GRPOTrainer\n\n\nclass Same(GRPOTrainer):\n    pass\n"
 PLACE = "outputs/whole"
 COMPARED = ("-m", "study", "compare", "--arms", "grpo", "same.py:Same", *SHORT, "--output_dir", PLACE)
@@ -85,13 +85,13 @@ def timeless(page: str) -> str:
     return lines
 
 
-def test_the_recipe_of_contributing_word_for_word(checkout: Path) -> None:
+def test_the_recipe_of_contributing_word_for_word(checkout: Path, run_script: RunScript) -> None:
     """The class of the linked section in one file of the user's, and the two commands, with fewer steps."""
     recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a baseline")[2].partition("\n## ")[0]
     section = (ROOT / "docs/use_in_your_code.md").read_text().partition("## Try your own objective")[2]
     (checkout / "my_objective.py").write_text(section.partition("```python\n")[2].partition("```")[0])
     train, compare = re.findall(r"`(python [^`]+my_objective.py:Mine[^`]*)`", recipe)
-    assert python(checkout, [*shlex.split(train)[1:], "--max_steps", "2"]).wait() == 0
+    run_script(checkout, *shlex.split(train)[1:], "--max_steps", "2", "--limit", "100")
     assert python(checkout, [*shlex.split(compare)[1:], *SHORT, "--seeds", "1"]).wait() == 0
     page = (checkout / "outputs/study/compare/comparison.md").read_text()
     assert "| my_objective-Mine minus GRPO | wrong-mode | pass@1 sampled | 1 of 1 |" in page
@@ -101,14 +101,15 @@ def test_the_recipe_of_contributing_word_for_word(checkout: Path) -> None:
     )  # of the first step: 1 / sqrt|o_i| is larger than 1 / |o_i|
 
 
-def test_a_run_is_that_of_its_script(checkout: Path) -> None:
+def test_a_run_is_that_of_its_script(checkout: Path, run_script: RunScript) -> None:
     """Without the prompts that are too long, and with an evaluation of held-out rows."""
     words = "--model tiny --dataset arithmetic --G 4 --prompts_per_step 1 --max_steps 2 --max_prompt_length 32"
-    words += " --eval_rows 2 --eval_strategy steps --eval_steps 2 --report_to none --output_dir"
+    words += " --limit 100 --eval_rows 2 --eval_strategy steps --eval_steps 2 --report_to none --output_dir"
     places = []
-    for name, module in (("of_script", []), ("of_study", ["-m", "study.train"])):
+    for name, script in (("of_script", ["train_gtpo.py"]), ("of_study", ["study/train.py", "train_gtpo.py"])):
         places.append(checkout / "outputs" / name)
-        assert python(checkout, [*module, "train_gtpo.py", *words.split(), str(places[-1])]).wait() == 0
+        as_module = f"sys.path[0] = {str(ROOT)!r}"  # python -m study.train
+        run_script(checkout, *script, *words.split(), str(places[-1]), before=as_module)
     assert same_weights(*(adapter_of(place / "adapter") for place in places))
     script, study = map(metrics_of, places)
     assert [row.keys() for row in script] != [row.keys() for row in study]

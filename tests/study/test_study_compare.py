@@ -489,7 +489,7 @@ def test_a_pair_that_was_made_from_other_things_is_left_out(here: Path) -> None:
 def test_a_run_that_was_made_from_other_things_is_named_before_the_others(here: Path) -> None:
     """A change that is on no command line: of what GTPO_DATA_DIR names, or of a helper."""
     Path("gtpo").symlink_to(ROOT / "gtpo")
-    comparison = compared()
+    comparison = compared(set={"limit": 100})
     [base] = comparison.bases
     first, second = (comparison.run(base, arm, "0.3e-3", 1).run for arm in comparison.arms)
     check(comparison)

@@ -1,13 +1,15 @@
 """A reward that raises: file and line in the message, Python's traceback above it, and no step lost."""
 
+import inspect
+import os
+import posix
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.runs import metrics_of
-from helpers.scripts import ROOT, RunScript, run_process
+from helpers.scripts import RunScript
 from helpers.weights import adapter_of, same_weights
 
 from gtpo.errors import RunError, UsageError
@@ -28,7 +30,7 @@ def score(text, gold):
     return float(len(text) % 7)
 """
 TRAIN = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "6"]
-TRAIN += ["--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none"]
+TRAIN += ["--limit", "100", "--max_completion_length", "8", "--initial_entropy", "0.5", "--report_to", "none"]
 TRAIN += ["--reward", "format", "accuracy", "rw.py:late"]
 
 
@@ -82,9 +84,14 @@ def without_entropy(flags: list[str]) -> list[str]:
 
 
 def test_no_function_of_the_interpreter_is_replaced() -> None:
-    """A program that imports the trainer keeps its own."""
-    code = "import os; before = {**vars(os)}; from gtpo import GTPOTrainer; print(vars(os) == before)"
-    assert run_process([sys.executable, "-c", code], cwd=ROOT).stdout.split() == ["True"]
+    """A program that imports the trainer keeps those of the system, ``os._exit`` among them."""
+    from gtpo import GTPOTrainer
+
+    assert GTPOTrainer.__module__.startswith("gtpo.")
+    of_posix = {name for name, value in vars(posix).items() if inspect.isbuiltin(value) and hasattr(os, name)}
+    assert "_exit" in of_posix and len(of_posix) > 100
+    assert {name for name in of_posix if getattr(os, name) is not getattr(posix, name)} == set()
+    assert [name for name, value in vars(os).items() if getattr(value, "__module__", "").startswith("gtpo")] == []
 
 
 def test_the_message_names_the_line(tmp_path: Path) -> None:

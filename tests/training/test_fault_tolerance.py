@@ -301,7 +301,8 @@ class RunningScript:
     def __init__(self, tiny: Path, directory: Path) -> None:
         self.directory = directory
         argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
-        argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", directory]
+        argv += ["0.5", "--limit", "100", "--max_completion_length", "8", "--max_steps", "400"]
+        argv += ["--output_dir", directory]
         self.process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
         while self.steps() < 2:
             assert self.process.poll() is None, self.process.communicate()
