@@ -13,6 +13,7 @@ Finished runs are skipped and interrupted ones resume: the same command continue
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gtpo.errors import UsageError, counted
@@ -85,7 +86,7 @@ def run_command(flags: Flags) -> Words:
         print(f"Checking {arms} from {bases}: data, rewards and settings (TRL loads first: seconds).", flush=True)
         from study.train import check
 
-        comparison.bases = check(comparison)
+        comparison = replace(comparison, bases=check(comparison))
     if flags.plan:
         path = comparison.results / PLAN
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def comparison_of(flags: Flags) -> Comparison:
     given = {key: value for key, value in vars(flags).items() if value and key in keys}
     if not flags.name:
         given |= {"set": settings_of(given.get("set", ())), "needs_p": True}
-        return Comparison("", given, directory)
+        return Comparison.of("", given, directory)
     for key in given.keys() - {"seeds", "arms"}:
         planned = f"{flags.name} is planned in study/experiments.yaml"
         raise UsageError(f"--{key}: {planned}; only --seeds and --arms may be given.")

@@ -1,11 +1,12 @@
 """A comparison of objectives: its arms, bases, rates and seeds, and the runs and evaluations that it needs."""
 
 import shlex
-from collections.abc import Iterable, Sequence
-from functools import cache
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain, product
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gtpo.arguments import BENCHMARK_TITLES, GTPOArguments, fields_of, name_of
@@ -120,58 +121,120 @@ class Base(NamedTuple):
         return self._replace(minutes_per_100_steps=seconds * 100 / 60)
 
 
-class Comparison(SimpleNamespace):
-    """What is compared, from the keys of study/experiments.yaml; a missing one has its default there.
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
 
     Attributes:
+        name: In study/experiments.yaml; empty for one that is made of flags.
+        is_own: Whether the arms are a user's next to the first one of a planned comparison, whose stored runs count.
         arms: The first one is subtracted from the others.
+        panels: Metrics of the figure.
         rates: Of several, each arm gets the one with the highest mean training accuracy in the last quarter, over the
             seeds ``rate_seeds``, from each base or, with ``shares_rates``, from the first one for all.
-        set: Settings of every arm that has them, over those of base and arm; ``settings_of``: by arm.
-        run_names: Of every arm at every rate.
-        primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
-        measures: The planned ones of the primary differences first.
-        choices: Name -> :class:`Choice`. With choices every arm is trained at every rate with all seeds, but for
-            ``rates_of`` (arm -> its only rates) and ``rates_as`` (arm -> the arm whose chosen rates it has).
+        choices: By name. With choices every arm is trained at every rate with all seeds, but for ``rates_of`` (arm ->
+            its only rates) and ``rates_as`` (arm -> the arm whose chosen rates it has).
         views: What arms are compared at: names of choices and rates; the first one unless a primary says ``at``.
+        set: Settings of every arm that has them, over those of base and arm.
+        betas: Of Adam.
         steps: Of a run, or generations where the arms have several updates of one.
         window: Steps of the trailing mean.
+        primary: Planned differences, each a ``measure``; ``arms``: of these alone; ``slope``: over the bases' ``x``.
+        measures: The planned ones of the primary differences first.
+        needs_p: Whether a difference is decided by interval and p, else by the interval alone.
+        notes: Rules of the plan that no key has.
         directory: Of the runs, and of page and figure.
-        is_own: Whether the arms are a user's next to the first one of a planned comparison, whose stored runs count.
         repeats: Whether runs that are stored in results/ are made again, in a directory that was named.
         results: Of plan.md, and of the condensed runs of a planned comparison; several share it if ``is_shared``.
     """
 
-    def __init__(self, name: str, given: Values, directory: Path | None = None, is_own: bool = False) -> None:
-        spec = read_experiments()["defaults"] | given
-        super().__init__(**spec)
-        self.name = name
-        self.is_own = is_own
-        self.arms = arms_of(spec["arms"])
-        if len({arm.name for arm in self.arms}) < max(2, len(self.arms)):
-            words = " ".join(spec["arms"])
-            raise UsageError(f"--arms {words}: name two or more, each once; the first is subtracted from the others.")
-        self.bases = bases_of(spec)
-        if "rates" not in given and any(base.name not in read_experiments()["bases"] for base in self.bases):
-            self.rates = [OF_PRESET]
-        self.seeds = numbers_of(spec["seeds"] or [f"1-{self.n_seeds}"])
-        last = max(self.seeds)
-        later = range(last + 1, last + 4)
-        self.rate_seeds = numbers_of(spec["rate_seeds"] or later)
+    name: str
+    is_own: bool
+    title: str
+    arms: Sequence[Arm]
+    bases: Sequence[Base]
+    panels: Words
+    seeds: Seeds
+    rate_seeds: Seeds
+    rates: Words
+    shares_rates: bool
+    choices: Mapping[str, Choice]
+    rates_of: Mapping[str, Words]
+    rates_as: Mapping[str, str]
+    views: Words
+    set: Values
+    betas: tuple[float, float]
+    steps: int
+    window: int
+    primary: Sequence[Row]
+    measures: Words
+    needs_p: bool
+    notes: Words
+    predictions: Words
+    directory: Path
+    repeats: bool
+    results: Path
+    is_shared: bool
+
+    @classmethod
+    def of(cls, name: str, given: Values, directory: Path | None = None, is_own: bool = False) -> "Comparison":
+        """From the keys of study/experiments.yaml; a missing one has its default there."""
+        known = read_experiments()
+        spec = known["defaults"] | given
+        arms = arms_of(spec["arms"])
+        bases = bases_of(spec)
+        rates = spec["rates"]
+        if "rates" not in given and any(base.name not in known["bases"] for base in bases):
+            rates = [OF_PRESET]
+        seeds = numbers_of(spec["seeds"] or [f"1-{spec['n_seeds']}"])
+        after_seeds = range(max(seeds) + 1, max(seeds) + 4)
+        planned = [row["measure"] for row in spec["primary"]]
+        place = directory or OUTPUTS / "study" / ((name or "compare") + "-own" * is_own)
+        return cls(
+            name=name,
+            is_own=is_own,
+            title=spec["title"],
+            arms=arms,
+            bases=bases,
+            panels=spec["panels"],
+            seeds=seeds,
+            rate_seeds=numbers_of(spec["rate_seeds"] or after_seeds),
+            rates=rates,
+            shares_rates=spec["shares_rates"],
+            choices={key: Choice(**choice) for key, choice in spec["choices"].items()},
+            rates_of=spec["rates_of"],
+            rates_as=spec["rates_as"],
+            views=spec["views"],
+            set=spec["set"],
+            betas=spec["betas"],
+            steps=spec["steps"],
+            window=spec["window"] or min(50, max(1, spec["steps"] // 6)),
+            primary=spec["primary"],
+            measures=[*dict.fromkeys([*planned, *spec["measures"]])],
+            needs_p=spec["needs_p"],
+            notes=spec["notes"],
+            predictions=spec["predictions"],
+            directory=place,
+            repeats=not name or (directory is not None and not is_own),
+            results=RESULTS / (spec["results"] or name) if name else place,
+            is_shared=spec["results"] is not None,
+        )
+
+    def __post_init__(self) -> None:
         if len(self.rates) > 1 and {*self.seeds} & {*self.rate_seeds}:
             raise UsageError("--rate_seeds are among --seeds: a rate that was chosen on a seed is not compared on it.")
-        self.choices = {key: Choice(**choice) for key, choice in spec["choices"].items()}
-        self.settings_of = {arm.name: {key: self.set[key] for key in self.set if arm.has(key)} for arm in self.arms}
-        for key in self.set.keys() - set().union(*self.settings_of.values()):
+        for key in self.set.keys() - {*chain(*self.settings_of.values())}:
             raise UsageError(f"--set {key}: no arm has this setting{nearest(key, settings_of_all())}.")
-        self.run_names = [arm.run_name(rate) for arm, rate in product(self.arms, self.rates)]
-        self.planned = [row["measure"] for row in self.primary]
-        self.measures = [*dict.fromkeys([*self.planned, *spec["measures"]])]
-        self.window = spec["window"] or min(50, max(1, self.steps // 6))
-        self.directory = directory or OUTPUTS / "study" / ((name or "compare") + "-own" * is_own)
-        self.repeats = not name or (directory is not None and not is_own)
-        self.is_shared = spec["results"] is not None
-        self.results = RESULTS / (spec["results"] or name) if name else self.directory
+
+    @cached_property
+    def settings_of(self) -> dict[str, Row]:
+        """Arm -> those of ``set`` that it has."""
+        return {arm.name: {key: self.set[key] for key in self.set if arm.has(key)} for arm in self.arms}
+
+    @property
+    def run_names(self) -> list[str]:
+        """Of every arm at every rate."""
+        return [arm.run_name(rate) for arm, rate in product(self.arms, self.rates)]
 
     def place(self, base: Base) -> Path:
         """Of the runs from a base; a directory each, because a run is known by its name and seed."""
@@ -284,11 +347,11 @@ def known_comparison(name: str, directory: Path | None = None, arms: Words = ())
     """A comparison of study/experiments.yaml; with ``arms`` its first arm and these instead of the planned ones."""
     spec = pick("comparison", name, known_comparisons())
     if not arms:
-        return Comparison(name, spec, directory)
+        return Comparison.of(name, spec, directory)
     planned = dict.fromkeys(spec["arms"]) | (spec["arms"] if isinstance(spec["arms"], dict) else {})
     first = next(iter(planned))
     own = {"predictions": [], "arms": {word: planned.get(word) for word in (first, *arms)}}
-    return Comparison(name, spec | own, directory, is_own=True)
+    return Comparison.of(name, spec | own, directory, is_own=True)
 
 
 def stored_comparison(name: str) -> Comparison:
@@ -323,6 +386,9 @@ def arms_of(words: Any) -> list[Arm]:
         else:
             arm = Arm(name, runs, **pick("arm", word, known["arms"]))
         found.append(arm)
+    if len({arm.name for arm in found}) < max(2, len(found)):
+        rule = "name two or more, each once; the first is subtracted from the others"
+        raise UsageError(f"--arms {' '.join(words)}: {rule}.")
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 from helpers.results import results_of
 
 from paper.results import Results
-from study.bench import Arm, Choice, Comparison
+from study.bench import Arm, Comparison
 from study.choices import by_generation, chosen_by_halves, with_copies
 from study.compare import Found, Row, primary_rows, with_choices
 from study.comparison import Pair
@@ -31,7 +31,7 @@ def comparison_of(**keys: object) -> Comparison:
         "primary": [{"measure": "pass@1 sampled", "at": "own"}, {"measure": "pass@1 sampled", "at": "0.1"}],
         "measures": ["formatting late"],
     }
-    return Comparison("", given | keys)
+    return Comparison.of("", given | keys)
 
 
 def results(without: tuple[str, int] | None = None) -> Results:
@@ -57,7 +57,8 @@ def test_each_half_chooses_for_the_other_half() -> None:
     comparison = comparison_of()
     assert chosen(results(), "grpo", comparison) == {1: "0.1", 2: "0.1", 3: "0.2", 4: "0.2"}
     assert set(chosen(results(), "gtpo", comparison).values()) == {"0.1"}  # 0.2 does not format
-    comparison.choices = {"own": Choice("pass@1 sampled", {"formatting late": 96})}
+    higher = {"by": "pass@1 sampled", "least": {"formatting late": 96}}
+    comparison = comparison_of(choices={"own": higher})
     assert set(chosen(results(), "gtpo", comparison).values()) == {"0.2"}  # none does: all may be chosen
 
 

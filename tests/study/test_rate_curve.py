@@ -23,7 +23,7 @@ def comparison_of(**keys: object) -> Comparison:
         "views": ["own", "0.1"],
         "steps": 4,
     }
-    return Comparison("", given | keys)
+    return Comparison.of("", given | keys)
 
 
 def results(without: tuple[str, int] | None = None) -> Results:

@@ -47,7 +47,7 @@ TWO = {"arms": ["grpo", "gtpo"], "steps": 8, "problems": 4}
 
 
 def compared(**changes: Any) -> Comparison:
-    return Comparison("", TWO | {"seeds": [1, 2, 3]} | changes)
+    return Comparison.of("", TWO | {"seeds": [1, 2, 3]} | changes)
 
 
 def run(value: float, formatting: float = 90.0) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
     runs = {"grpo-0.3e-3": {seed: run(1) for seed in (1, 2, 3)}, "gtpo-0.3e-3": {seed: run(1) for seed in (1, 3)}}
     condense(results_of(runs), Path("results/mine/wrong-mode"), ["accuracy"])
     Path("outputs/study/mine/wrong-mode/gtpo-0.3e-3-s3").mkdir(parents=True)
-    mine = Comparison("mine", TWO)
+    mine = Comparison.of("mine", TWO)
     works = works_of(mine, [1, 2, 3])
     left = ["grpo-0.3e-3-s2", "gtpo-0.3e-3-s2", "grpo-0.3e-3-s3", "gtpo-0.3e-3-s3"]  # a seed after the other
     assert [run.label for run in works.runs] == left and works.stored == 2
@@ -153,7 +153,7 @@ def test_a_stored_seed_is_left_out_without_a_directory(here: Path) -> None:
     state = state_text(mine, [1, 2, 3])
     assert state.startswith("6 runs of 8 steps, 2 of them finished (2 stored in results/mine); about 1 minutes of")
     assert "wrong-mode, grpo-0.3e-3 is run again: stored runs are of an unknown origin" in state
-    assert len(works_of(Comparison("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
+    assert len(works_of(Comparison.of("mine", TWO, Path("again")), [1, 2, 3]).runs) == 6
 
 
 def rated(**values: float) -> Results:
@@ -178,7 +178,7 @@ def test_each_arm_gets_its_best_rate() -> None:
 
 def test_the_rates_of_the_first_base_serve_all(here: Path) -> None:
     bases = {"shares_rates": True, "seeds": [1], "base": ["wrong-mode", "missing-50"]}
-    comparison = Comparison("mine", TWO | RATES | bases)
+    comparison = Comparison.of("mine", TWO | RATES | bases)
 
     def left() -> set[str]:
         return {str(run.run.path.relative_to(comparison.directory)) for run in works_of(comparison, [1]).runs}
@@ -593,7 +593,7 @@ def test_verdicts(row: dict[str, Any], expected: str, tmp_path: Path, monkeypatc
 
 def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
     """Whether plan.md is in the revisions that the runs were made from."""
-    comparison = Comparison("", TWO, tmp_path / "runs")
+    comparison = Comparison.of("", TWO, tmp_path / "runs")
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -613,7 +613,7 @@ def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
     after = commit()
     assert plan_state(comparison, [after, f"{after}-dirty"]) == "committed"
     assert plan_state(comparison, [after, before]) == "uncommitted"
-    assert plan_state(Comparison("", TWO | {"steps": 9}, tmp_path / "runs"), [after]) == "another"
+    assert plan_state(Comparison.of("", TWO | {"steps": 9}, tmp_path / "runs"), [after]) == "another"
 
 
 def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,7 +626,7 @@ def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", read_experiments()["comparisons"])
 def test_the_plans_of_the_planned_comparisons(name: str) -> None:
     """plan.md, once it is written, is what the configuration says."""
-    comparison = Comparison(name, read_experiments()["comparisons"][name])
+    comparison = Comparison.of(name, read_experiments()["comparisons"][name])
     path = Path(__file__).parents[2] / comparison.results / "plan.md"
     assert not path.is_file() or path.read_text().split() == plan_text(comparison).split()
     assert {arm for row in comparison.primary for arm in row.get("arms", ())} <= {arm.name for arm in comparison.arms}
