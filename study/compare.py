@@ -118,7 +118,7 @@ class Found(NamedTuple):
 
     def are_useless(self, arms: Sequence[Arm], comparison: Comparison) -> bool:
         """Whether every run of two arms has a problem: their difference says nothing."""
-        every = [self.problems(comparison, each) for each in arms]
+        every = (self.problems(comparison, each) for each in arms)
         return all(of_arm and all(of_arm.values()) for of_arm in every)
 
 
@@ -353,6 +353,7 @@ def table_of(comparison: Comparison, found: Found) -> Row:
         scored = found.results.scored("base", found.base.benchmark_name + suffix)
         if len(scored) == 1:  # shared results can be from several bases
             untrained[f"pass@1 {kind}"] = float(scored["pass@1"].iloc[0])
+    measures = dict.fromkeys([*comparison.measures, *TABLE])
     rows = []
     for arm in comparison.arms[1:]:
         pair = found.pair(comparison, arm)
@@ -363,7 +364,7 @@ def table_of(comparison: Comparison, found: Found) -> Row:
             "unlike": pair.unlike,
             "made_from": pair.made_from,
             "lost": pair.lost(has_fallen),
-            "measures": {name: pair.row(name) for name in (*comparison.measures, *TABLE)},
+            "measures": {name: pair.row(name) for name in measures},
         }
         rows.append(row)
     return {"base": found.base, "rates": found.rates, "chosen": found.chosen, "untrained": untrained, "rows": rows}

@@ -50,9 +50,9 @@ class Pair(NamedTuple):
 
     def row(self, measure: str) -> Row:
         """What :func:`difference_row` says of a measure, and the means of both arms."""
-        columns = zip(*self.values(measure).values(), strict=True)
-        differences = [*self.differences(measure).values()]
-        return difference_row(differences) | {"means": [fmean(column) for column in columns]}
+        pairs = [*self.values(measure).values()]
+        columns = zip(*pairs, strict=True)
+        return difference_row([second - first for first, second in pairs]) | {"means": [*map(fmean, columns)]}
 
     def lost(self, is_lost: Callable[..., bool]) -> Row:
         """How many runs of each arm are lost, and McNemar's p."""
