@@ -220,18 +220,21 @@ if __name__ == "__main__":
     parser.add_argument("method")
     parser.add_argument("model_dir")
     parser.add_argument("output_dir")
-    parser.add_argument("settings", type=json.loads)
-    parser.add_argument("--sharded", action="store_true")
+    parser.add_argument(
+        "settings", type=json.loads, help="or a list of name, method, settings and whether it is sharded"
+    )
     arguments = parser.parse_args()
-    several = isinstance(arguments.settings, list)  # trained one after the other: weights-0, weights-1, ...
-    for number, settings in enumerate(arguments.settings if several else [arguments.settings]):
-        trainer = make_trainer(arguments.method, arguments.model_dir, arguments.output_dir, **settings)
-        weights = (sharded_gradients if arguments.sharded else trained_weights)(trainer)
+    out = Path(arguments.output_dir)
+    every = arguments.settings
+    if isinstance(every, dict):
+        every = [{"name": arguments.method, "method": arguments.method, "settings": every}]
+    for each in every:  # trained one after the other
+        trainer = make_trainer(each["method"], arguments.model_dir, out, **each["settings"])
+        weights = (sharded_gradients if each.get("is_sharded") else trained_weights)(trainer)
         if trainer.accelerator.is_main_process:
             assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
-            name = f"weights-{number}.safetensors" if several else "weights.safetensors"
-            save_file(weights, Path(arguments.output_dir) / name)
-            write_json(Path(arguments.output_dir) / "log.json", trainer.state.log_history)
+            save_file(weights, out / f"weights-{each['name']}.safetensors")
+            write_json(out / f"log-{each['name']}.json", trainer.state.log_history)
             kinds = {name: type(weight).__name__ for name, weight in trainer.model.named_parameters()}
-            write_json(Path(arguments.output_dir) / "parameters.json", kinds)
+            write_json(out / f"parameters-{each['name']}.json", kinds)
     leave(0)

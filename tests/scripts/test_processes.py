@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,11 +31,56 @@ def torchrun(processes: int, *argv: object, cwd: Path = ROOT) -> None:
     run_process([sys.executable, *launch, *map(str, argv)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
 
 
-def train(processes: int, method: str, tiny: Path, out: Path, settings: Any, *flags: str) -> Path:
-    """Train a canned trainer in ``processes`` processes; the directory with the weights and the log of rank 0."""
-    out.mkdir()
-    torchrun(processes, ROOT / "tests/helpers/canned.py", method, tiny, out, json.dumps(settings), *flags)
-    return out
+Train = Callable[[int], Path]
+
+
+@pytest.fixture(scope="module")
+def train(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """``train(2)``: the directory with weights and logs of ``CASES[2]``, trained once in two processes."""
+
+    @cache
+    def train(processes: int) -> Path:
+        out = tmp_path_factory.mktemp("several")
+        each = []
+        for name, case in CASES[processes].items():
+            settings = case.settings | case.split
+            each.append({"name": name, "method": case.method, "settings": settings, "is_sharded": name == "sharded"})
+        torchrun(processes, ROOT / "tests/helpers/canned.py", "each", tiny, out, json.dumps(each))
+        return out
+
+    return train
+
+
+class Case(NamedTuple):
+    """A trainer of one process, and what divides its groups among several."""
+
+    method: str
+    settings: dict[str, Any]
+    split: dict[str, Any]
+
+
+def split(processes: int, batch: int) -> dict[str, int]:
+    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
+
+
+EPOCHS = {"max_steps": 4, "num_train_epochs": 2, "beta": 0.0}
+EVALUATED = {"held_out": 5, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "num_generations_eval": 1}
+SMALL = {"max_steps": 3, "num_generations": GROUP // 2}
+# bnpo depends on the micro-batches, so with one completion each it is grpo
+AGGREGATIONS = {"grpo": GROUP // 4, "dr_grpo": GROUP // 4, "dapo": GROUP // 4, "bnpo": 1}
+CASES = {
+    4: {
+        "gtpo": Case("gtpo", EPOCHS, split(4, 1)),
+        "grpo": Case("grpo", EPOCHS | {"beta": 0.04}, split(4, 1)),
+    },
+    2: {
+        "gtpo_trl": Case("gtpo_trl", EPOCHS, split(2, 3)),
+        "rloo": Case("rloo", EPOCHS, split(2, 3)),
+        "held_out": Case("gtpo", EVALUATED, split(2, GROUP // 2) | {"per_device_eval_batch_size": 2}),
+        **{loss: Case("gtpo", SMALL | {"loss_type": loss}, split(2, batch)) for loss, batch in AGGREGATIONS.items()},
+        "sharded": Case("gtpo", {}, split(2, GROUP // 2)),
+    },
+}
 
 
 def assert_close(found: Weights, expected: Weights) -> None:
@@ -48,59 +95,40 @@ def untimed(rows: list[dict[str, Any]], *without: str) -> list[dict[str, Any]]:
     ]
 
 
-def assert_as_one_process(out: Path, single: Any, *without: str) -> None:
+def assert_as_one_process(out: Path, name: str, single: Any, *without: str) -> None:
     """The weights and the log of several processes are those of one, which is trained here."""
-    assert_close(load_file(out / "weights.safetensors"), trained_weights(single))
-    log = untimed(read_json(out / "log.json"), *without)
+    assert_close(load_file(out / f"weights-{name}.safetensors"), trained_weights(single))
+    log = untimed(read_json(out / f"log-{name}.json"), *without)
     for row, other in zip(log, untimed(single.state.log_history, *without), strict=True):
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("method", "beta", "processes", "batch"),
-    [("gtpo", 0.0, 4, 1), ("gtpo_trl", 0.0, 2, 3), ("grpo", 0.04, 4, 1), ("rloo", 0.0, 2, 3)],
-)
-def test_steps_match_one_process(
-    method: str, beta: float, processes: int, batch: int, build: Any, tiny: Path, tmp_path: Path
-) -> None:
-    settings = {"max_steps": 4, "beta": beta, "num_train_epochs": 2}
-    split = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
-    out = train(processes, method, tiny, tmp_path / "several", settings | split)
-    assert_as_one_process(out, build(method, "single", **settings))
+@pytest.mark.parametrize(("processes", "name"), [(4, "gtpo"), (4, "grpo"), (2, "gtpo_trl"), (2, "rloo")])
+def test_steps_match_one_process(processes: int, name: str, build: Any, train: Train) -> None:
+    case = CASES[processes][name]
+    assert_as_one_process(train(processes), name, build(case.method, "single", **case.settings))
 
 
-def test_held_out_metrics_match_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
+def test_held_out_metrics_match_one_process(build: Any, train: Train) -> None:
     """Five rows over two processes: four of them in an even batch, and one that both processes evaluate."""
-    settings = {"held_out": 5, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "num_generations_eval": 1}
-    split = {"per_device_train_batch_size": GROUP // 2, "per_device_eval_batch_size": 2}
-    out = train(2, "gtpo", tiny, tmp_path / "several", settings | split)
-    single = build("gtpo", "single", per_device_eval_batch_size=5, **settings)
-    assert_as_one_process(out, single, *OF_BATCHES)
+    single = build("gtpo", "single", per_device_eval_batch_size=5, **EVALUATED)
+    assert_as_one_process(train(2), "held_out", single, *OF_BATCHES)
     entropies = [row["eval_entropy"] for row in single.state.log_history if "eval_entropy" in row]
     assert len(entropies) == len({*entropies}) == 2
 
 
-def test_every_aggregation_matches_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
-    """bnpo depends on the micro-batches, so with one completion each it is grpo."""
-    halves = {"per_device_train_batch_size": GROUP // 4, "gradient_accumulation_steps": 2}
-    ones = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GROUP // 2}
-    splits = {"grpo": halves, "dr_grpo": halves, "dapo": halves, "bnpo": ones}
-    steps = {"max_steps": 3, "num_generations": GROUP // 2}
-    each = [steps | {"loss_type": loss_type} | split for loss_type, split in splits.items()]
-    out = train(2, "gtpo", tiny, tmp_path / "several", each)
-    for number, loss_type in enumerate(["grpo", "dr_grpo", "dapo", "grpo"]):
-        single = build("gtpo", "one", loss_type=loss_type, **steps)
-        assert_close(load_file(out / f"weights-{number}.safetensors"), trained_weights(single))
+def test_every_aggregation_matches_one_process(build: Any, train: Train) -> None:
+    for name in AGGREGATIONS:
+        single = build("gtpo", "one", loss_type="grpo" if name == "bnpo" else name, **SMALL)
+        assert_close(load_file(train(2) / f"weights-{name}.safetensors"), trained_weights(single))
 
 
-def test_fsdp2_gradients_match_one_process(build: Any, tiny: Path, tmp_path: Path) -> None:
+def test_fsdp2_gradients_match_one_process(build: Any, train: Train) -> None:
     single = build("gtpo", "single")
     batch = batch_of(single)
     single.compute_loss(single.model, batch).backward()
     expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
-    settings = {"per_device_train_batch_size": GROUP // 2}
-    out = train(2, "gtpo", tiny, tmp_path / "sharded", settings, "--sharded")
-    assert_close(load_file(out / "weights.safetensors"), expected)
+    assert_close(load_file(train(2) / "weights-sharded.safetensors"), expected)
 
 
 def launch_fsdp2(*argv: object, cwd: Path = ROOT) -> None:
@@ -120,9 +148,9 @@ def test_fsdp2_steps_match_one_process(method: str, beta: float, build: Any, tin
     out = tmp_path / "sharded"
     out.mkdir()
     launch_fsdp2(ROOT / "tests/helpers/canned.py", method, tiny, out, json.dumps(settings | half))
-    kinds = read_json(out / "parameters.json")
+    kinds = read_json(out / f"parameters-{method}.json")
     assert len(kinds) == (37 if beta else 29) and {*kinds.values()} == {"DTensor"}
-    assert_as_one_process(out, build(method, "single", **settings))
+    assert_as_one_process(out, method, build(method, "single", **settings))
 
 
 def test_a_run_under_fsdp2_resumes(tiny: Path, tmp_path: Path) -> None:
