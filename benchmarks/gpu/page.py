@@ -40,7 +40,7 @@ def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
 def pins() -> dict[str, str]:
     """The pinned version of each package."""
     lines = []
-    for name in ("cpu", "gpu"):
+    for name in ("base", "earliest", "gpu"):
         lines += (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 

@@ -1,6 +1,6 @@
 """examples/gtpo_trl.py against our trainer: weights, metrics, initial entropy, refusals.
 
-``make test-backend BACKEND=trl`` runs this file with each version of TRL that the example names.
+``make test-backend BACKEND=trl`` runs this file with TRL 1.15, between the two that other tests have.
 """
 
 import runpy
