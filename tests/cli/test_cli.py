@@ -392,6 +392,16 @@ def test_a_run_directory_is_named_after_its_run(tmp_path: Path) -> None:
     assert (got["output_dir"], got["run_name"]) == ("here", "new")
 
 
+def test_all_processes_name_the_run_as_the_first_one(monkeypatch: MonkeyPatch) -> None:
+    """Their clocks may differ."""
+    of_first = ["outputs/at-noon", "at-noon"]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda names: names.__setitem__(slice(2), of_first))
+    got = parsed()
+    for names in (got.to_dict(), vars(got.trainer)):
+        assert [names["output_dir"], names["run_name"]] == of_first
+
+
 @pytest.mark.parametrize(("line", "key", "value"), TABLES["yaml_key_is_a_flag"])
 def test_yaml_key_is_a_flag(line: str, key: str, value: object, tmp_path: Path) -> None:
     assert settings("--config", config_file(tmp_path, line + "\n"))[key] == value

@@ -131,6 +131,27 @@ def test_a_resume_may_change_them_together(words: str, run: Path, caplog: LogCap
     assert [flag for flag in given if f"--{flag} " not in caplog.text] == []
 
 
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("gtpo", "use_cpu use_vllm vllm_gpu_memory_utilization eval_accumulation_steps log_multimodal"),
+        ("gtpo", "hub_revision hub_strategy hub_always_push"),
+        ("sft", "use_cpu dataset_num_proc eval_accumulation_steps hub_revision hub_strategy hub_always_push"),
+    ],
+)
+def test_another_machine_may_have_other_values_of_them(method: str, names: str, run: Path) -> None:
+    """Which a command line here refuses, or derives. A step of SFT takes 48 rows."""
+    words = ("--output_dir", str(run), "--max_steps", "10")
+    start_run(parsed(*words, method=method))
+    checkpoint(run, 5)
+    settings = parsed("--resume", str(run), method=method)
+    settings.given |= dict.fromkeys(names.split(), "another")
+    assert {*names.split()} <= settings.to_dict().keys() and check_run(settings, 2 * ROWS)
+    settings.given["optim"] = "another"
+    with refused("cannot be resumed with --optim another"):
+        check_run(settings, 2 * ROWS)
+
+
 def test_the_names_of_the_table_are_settings() -> None:
     known = {name for classes in CLASSES.values() for name in fields_of(classes)}
     known |= {"activation_checkpointing", "activation_checkpointing_kwargs"}  # of Transformers 5.24

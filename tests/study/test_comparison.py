@@ -4,7 +4,7 @@ from math import comb
 
 import pytest
 
-from study.comparison import add_holm, difference_row, mcnemar_p, sign_flip_p
+from study.comparison import add_holm, difference_row, made_differently, mcnemar_p, sign_flip_p
 
 
 def test_the_interval_and_p_by_hand() -> None:
@@ -39,3 +39,17 @@ def test_holm_by_hand() -> None:
         rows = [{"p": p} for p in ps]
         add_holm(rows)
         assert [row.get("holm") for row in rows] == (expected or [None, None])
+
+
+def test_what_two_runs_were_made_from_another_one_of() -> None:
+    """Condensed runs have no hashes: nothing is known to differ."""
+    stored = {"rows": "1", "held_out": "2", "mine.py": "3", "beside.py": "4"}
+    for other, own, expected in (
+        (stored, (), []),
+        (stored | {"mine.py": "5", "beside.py": "5"}, (), ["beside.py", "mine.py"]),
+        (stored | {"rows": "5", "held_out": "5"}, (), ["set of held-out rows", "set of training rows"]),
+        (stored | {"arm.py": "5", "arm.yaml": "5"}, (), ["arm.py", "arm.yaml"]),
+        (stored | {"arm.py": "5", "arm.yaml": "5"}, ("arm.py",), ["arm.yaml"]),
+        ({}, (), []),
+    ):
+        assert made_differently(stored, other, own) == expected == made_differently(other, stored, own)

@@ -1,4 +1,4 @@
-"""The metric of the study's runs: the share of completions that guess."""
+"""The study's runs: those of the train scripts, with the share of completions that guess as a metric."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from helpers.canned import TRAINERS, CannedGRPO, CannedGTPO, weight_changes
 from pytest import MonkeyPatch, mark
 from torch import Tensor
 
-from gtpo.training.trainer import says_gradient
-from study.train import with_measures
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer, says_gradient
+from study.train import main, with_measures
 
 
 def test_the_share_of_guesses_of_a_step(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +58,18 @@ def test_the_tokens_with_a_gradient_are_those_of_the_arm(
     assert torch.equal(*changes)
     monkeypatch.setitem(TRAINERS, "mine", CannedGRPO)
     assert torch.equal(changes[0], weight_changes(build("mine", max_steps=2))) == (kind is CannedGRPO)
+
+
+@mark.parametrize(
+    ("method", "kind", "names"), [("grpo", GRPOTrainer, {"settings"}), ("gtpo", GTPOTrainer, {"gtpo", "tags"})]
+)
+def test_a_run_is_of_the_script_that_is_named(
+    method: str, kind: Any, names: set[str], monkeypatch: MonkeyPatch, no_gpu: None
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("gtpo.training.loop.train_policy", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("sys.argv", ["train.py", f"train_{method}.py", "--dataset", "arithmetic", "--seed", "7"])
+    main()
+    ((trainer, settings, backend, _, own),) = calls
+    assert issubclass(trainer, kind) and own.keys() == names
+    assert (settings.method, settings.trainer.seed, backend) == (method, 7, "transformers")
