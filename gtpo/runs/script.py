@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from argparse import ArgumentError
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,8 @@ def _write_traceback() -> str:
 def log_to_stderr() -> None:
     """Print warnings as they are, above a progress bar; before a library is imported that sets up the logs."""
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
+    # TRL 1.16 has the name that Transformers 5.24 calls deprecated
+    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)
 
 
 def _how_to_continue() -> str:

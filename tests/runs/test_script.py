@@ -113,6 +113,16 @@ def test_warnings_survive_a_library_that_sets_up_logs() -> None:
     assert run_process([sys.executable, "-c", source]).stderr == "loading tiny\n"
 
 
+def test_what_only_trl_can_rename_is_not_named() -> None:
+    source = (
+        "import warnings\nfrom gtpo.runs.script import log_to_stderr\nlog_to_stderr()\n"
+        "for name in ('gradient_checkpointing_kwargs', 'is_gradient_checkpointing', 'learning_rate'):\n"
+        "    warnings.warn(f'`{name}` is deprecated', FutureWarning)"
+    )
+    shown = run_process([sys.executable, "-c", source]).stderr
+    assert "`learning_rate` is deprecated" in shown and "gradient" not in shown
+
+
 def run_main(main: str, code: int, processes: str = "2") -> subprocess.CompletedProcess[str]:
     """A script with this main, as one of several processes."""
     source = f"""
