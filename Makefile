@@ -67,7 +67,7 @@ test-all: test test-slow
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 WARM_START := outputs/reproduce/smol/sft-warm-start-s1
-NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
+NUMERICAL := baselines families generation gtpo_loss head hidden_states tiny tokenizer trainer
 OF_VERSIONS := -m "not slow and not gpu" tests/data tests/forward tests/reports tests/training
 
 ifeq ($(BACKEND),real)
