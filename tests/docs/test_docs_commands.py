@@ -98,8 +98,8 @@ def test_every_command_of_the_documentation(
             assert select_benchmarks(flags)
         return
     more = ["--hub_token", "of-a-user"] if "--push_to_hub" in words else []  # a dry run uploads nothing
-    if "--limit" not in words:
-        more += ["--limit", "100"]  # a dry run reads every row
+    if not {"--limit", "--resume"} & {*words}:  # a resume keeps its rows
+        more += ["--limit", "200"]  # a dry run reads every row
     if "--output_dir" in words:
         more.append("--overwrite")  # the run that other commands read is there, and a dry run removes nothing
     ended = run_script(folder, script, *words, *more, "--dry_run", "--data_dir", str(data_dir))
