@@ -518,6 +518,13 @@ def test_a_removed_setting_passes_with_the_value_that_changed_nothing(tmp_path: 
         settings("--config", config_file(tmp_path, "stop_on_collapse: true\n"))
 
 
+@pytest.mark.parametrize("name", ["resume", "overwrite", "dry_run", "changed_reward"])
+def test_what_a_start_alone_is_asked_is_no_setting_of_a_file(name: str, tmp_path: Path) -> None:
+    """The file would say it at each start."""
+    with refused(f"'{name}' is not a setting of a file"):
+        settings("--config", config_file(tmp_path, f"seed: 1\n{name}: true\n"))
+
+
 @pytest.mark.parametrize("method", CLASSES)
 def test_large_model_without_gpu_error_suggests_a_cpu_command(method: str) -> None:
     with refused(rf"GPU.*`python train_{method}\.py") as caught:

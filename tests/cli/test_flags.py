@@ -86,6 +86,7 @@ def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
     assert ({"G", "max_completion_length", "reward"} <= {*flags}) is (script != "train_sft")
     assert ({"gamma", "entropy_filter", "conflict_correction"} <= {*flags}) is (script == "train_gtpo")
     assert ("beta" in flags) is (script == "train_grpo")
+    assert "[auto]" in page and "[prompt]" in page  # of our classes
     if script == "train_gtpo":
         assert "[0.001]" in page and "[150]" in page  # of the preset
 

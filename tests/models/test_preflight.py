@@ -109,8 +109,11 @@ def test_an_upload_is_checked_before_the_training(machine: None, monkeypatch: Mo
 
     monkeypatch.setattr("huggingface_hub.whoami", whoami)
     check_machine(settings_of(model="tiny"), "transformers")
+    settings = settings_of("--push_to_hub", "true", model="tiny")
     with refused("--push_to_hub: Token is required: `hf auth login`"):
-        check_machine(settings_of("--push_to_hub", "true", model="tiny"), "transformers")
+        check_machine(settings, "transformers")
+    settings.run.dry_run = True  # a plan is for another machine
+    check_machine(settings, "transformers")
 
 
 def test_weights_that_do_not_fit_stop_and_less_memory_is_a_warning(
@@ -129,6 +132,9 @@ def test_weights_that_do_not_fit_stop_and_less_memory_is_a_warning(
     with refused("2.0 of 80.0 GiB"):
         check_machine(settings_of(), "unsloth")
     settings = settings_of()
+    settings.run.dry_run = True
+    check_machine(settings, "unsloth")
+    settings.run.dry_run = False
     settings.given["use_cpu"] = True
     check_machine(settings, "unsloth")
     see_gpu(monkeypatch, False)

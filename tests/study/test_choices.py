@@ -76,10 +76,10 @@ def test_an_arm_can_have_one_rate_or_those_of_another() -> None:
 
 def test_the_primary_differences_at_the_chosen_and_at_a_common_rate() -> None:
     """By hand: GTPO at 0.1 has 40; GRPO at its own rates 50, 52, 54, 56, at the common one 50, 52, 60, 62."""
-    comparison = comparison_of()
+    comparison = comparison_of(primary=[{"measure": "pass@1 sampled"}, *comparison_of().primary])
     found = Found(comparison.bases[0], results(), {}, comparison.chosen_rates(results()))
-    own, common = primary_rows(comparison, [with_choices(comparison, found)])
-    assert own["mean"] == pytest.approx(40 - 53)
+    first, own, common = primary_rows(comparison, [with_choices(comparison, found)])
+    assert first["mean"] == own["mean"] == pytest.approx(40 - 53)  # one that names no view is of the first
     assert common["mean"] == pytest.approx(40 - 56)
     assert own["seeds"] == common["seeds"] == 4
 

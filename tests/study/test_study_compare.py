@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.files import read_json, tables_of, write_json
+from helpers.files import read_json, tables_of, write_json, write_settings
 from helpers.refusals import refused
 from helpers.results import results_of
 from helpers.runs import fake_run
@@ -20,7 +20,7 @@ from paper.results import Results, read_results
 from study import rendering
 from study.__main__ import comparison_of, parser, run_command
 from study.__main__ import main as study_main
-from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of
+from study.bench import Comparison, arms_of, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
     Found,
     check_commands,
@@ -529,6 +529,16 @@ def test_what_the_seeds_can_show(seeds: list[str], said: str, here: Path) -> Non
     assert f"From wrong-mode {said}" in " ".join(state.split())
 
 
+def test_runs_of_arms_in_folders_are_no_folders(here: Path) -> None:
+    for name in ("mine.yaml", "gtpo-mine.yaml"):
+        write_settings(here / name, {"beta": 0.04})
+    arms = arms_of([str(here / "mine.yaml"), "gtpo-mine.yaml", "own/mine.py:Mine", "own/my-own.py:Mine"])
+    folder = str(here).replace("/", "-")
+    names = [f"{folder}-mine-1e-3", "gtpo-mine-1e-3", "own-mine-Mine-1e-3", "own-my-own-Mine-1e-3"]
+    assert [arm.run_name("1e-3") for arm in arms] == names
+    assert [arm.method for arm in arms] == ["grpo", "gtpo", "grpo", "grpo"]
+
+
 @pytest.mark.parametrize("arms", [["gtpo"], ["grpo", "gtpo", "grpo"]])
 def test_arms_are_two_or_more_and_named_once(arms: list[str]) -> None:
     with refused(f"--arms {' '.join(arms)}: name two or more, each once; the first is subtracted"):
@@ -666,7 +676,8 @@ def test_the_command_chooses_rates_and_continues_what_failed(
             study_main()
         return int(ended.value.code or 0), capsys.readouterr().out
 
-    assert command("--list")[0] == 0 and not started and not page.exists()
+    code, said = command("--list")
+    assert code == 0 and "Checking" not in said and not started and not page.exists()  # its data is that of the plan
     code, said = command("--plan")
     assert code == 0 and (here / "results/mine/plan.md").read_text() == plan_text(known_comparison("mine"))
     assert "commit it before the runs: git add --force results/mine/plan.md" in said and not started
