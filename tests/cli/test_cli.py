@@ -25,7 +25,7 @@ from gtpo.arguments import GTPOArguments, fields_of
 from gtpo.cli import build
 from gtpo.cli import presets as cli
 from gtpo.cli.checks import check_batch
-from gtpo.cli.derive import batch_geometry
+from gtpo.cli.derive import Earlier, batch_geometry, sizes_elsewhere
 from gtpo.cli.parse import load_backend_of, parse, parse_evaluation, read_command_line
 from gtpo.cli.presets import Preset
 from gtpo.errors import UsageError
@@ -390,6 +390,26 @@ def test_a_run_directory_is_named_after_its_run(tmp_path: Path) -> None:
     assert settings(*file, "--run_name", "new")["output_dir"] == "outputs/gtpo-tiny-arithmetic-new"
     got = settings(*file, "--run_name", "new", "--output_dir", "here")
     assert (got["output_dir"], got["run_name"]) == ("here", "new")
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "steps", "expected"),
+    [
+        (1, {}, 6, {"per_device_train_batch_size": 4, "steps_per_generation": 24}),
+        (8, {}, 6, {"per_device_train_batch_size": 4, "steps_per_generation": 3}),
+        (1, {"per_device_train_batch_size": 8}, 6, {"steps_per_generation": 12}),
+        (2, {"gradient_accumulation_steps": 8}, 6, {"per_device_train_batch_size": 2, "steps_per_generation": 24}),
+        (1, {}, None, {"per_device_train_batch_size": 4}),
+    ],
+)
+def test_a_generation_keeps_its_completions_with_other_processes(
+    processes: int, given: dict[str, int], steps: int | None, expected: dict[str, int]
+) -> None:
+    """32 completions a step, and 6 micro-batches of 4 of 4 processes, 96, a generation."""
+    earlier = Earlier(Path("run"), {"per_device_train_batch_size": 4, "steps_per_generation": steps}, 32, 4)
+    sizes = sizes_elsewhere(earlier, {"num_generations": 8} | given, processes, given.keys())
+    assert {name: value for name, value in sizes.items() if value} == {"prompts_per_step": 4} | expected
+    assert sizes_elsewhere(earlier, {"num_generations": 8} | given, 4, given.keys()) == {}
 
 
 def test_all_processes_name_the_run_as_the_first_one(monkeypatch: MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 
 from gtpo.forward.hidden_states import (
     Packing,
+    _agree,
     _rows_of_similar_length,
     are_equal,
     cache_name,
@@ -283,6 +284,15 @@ LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any]) -> None:
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, max_position_embeddings=16, **SIZES))
     assert not can_encode_prompts_once(model, inspect.signature(model.forward).parameters)
+
+
+@mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1.05), (torch.float16, 1.02)])
+def test_states_agree_up_to_the_rounding_of_autocast(dtype: torch.dtype, factor: float) -> None:
+    """Which leaves the states of a norm in float32; the square root of its eps is 0.09, or 0.03."""
+    plain = torch.ones(2, 3, 4)
+    with torch.autocast("cpu", dtype):
+        assert _agree(factor * plain, plain) and not _agree(1.1 * plain, plain)
+    assert not _agree(factor * plain, plain) and _agree((1 + 1e-4) * plain, plain)
 
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:

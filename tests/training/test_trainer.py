@@ -360,3 +360,9 @@ def test_packing_reads_the_sliding_window_of_the_models_config(build: Any) -> No
     trainer._route.packing.hidden_states = lambda *arguments: arguments[-1]
     causal_lm = trainer.causal_lm(trainer.model)
     assert trainer._route.states(lambda **_: None, causal_lm, {}) is causal_lm.config
+
+
+@pytest.mark.parametrize(("given", "samples"), [({"num_beams": 2}, False), ({"num_beams": 1}, True), (None, True)])
+def test_beams_are_searched_by_trl(given: dict[str, int] | None, samples: bool, build: Any) -> None:
+    """A bar counts the tokens of a row as they are sampled, which beams do not have."""
+    assert build("gtpo", generation_kwargs=given)._generates_with_transformers() is samples
