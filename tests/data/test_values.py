@@ -170,3 +170,17 @@ def test_half_a_character_of_a_conversation_in_a_cell_is_refused(tmp_path: Path)
     frame.to_csv(tmp_path / "own.csv", index=False)
     with refused(r"line 3 of .*own.csv, the prompt, has '.ud83d', half of a character"):
         load_own(DataArguments(str(tmp_path / "own.csv")))
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_problem_that_shows_its_answer_is_refused(as_text: bool, here: Path) -> None:
+    """A conversation as it is, or as text; the second row."""
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    shown = [[json.dumps(each)] if as_text else [each] for each in (turns[:1], turns)]
+    write_lines(Path("mine.jsonl"), [{"prompt": prompt, "answer": "2"} for [prompt] in shown])
+    data = DataArguments(dataset="mine.jsonl")
+    with refused("2.*: the last turn of the prompt is the assistant's"):
+        load_user_benchmark("own", data.dataset, data)
+    data = DataArguments(dataset="mine.jsonl", limit=1)
+    [problem], _ = load_user_benchmark("own", data.dataset, data, limit=1)
+    assert problem.question == turns[:1]
