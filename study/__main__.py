@@ -22,7 +22,7 @@ from gtpo.runs.script import run_script
 from paper.runner import slots_of
 from study import Words
 from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
-from study.compare import PLAN, found_text, plan_text, refuse_dirty, run_comparison, state_text, write_page
+from study.compare import PLAN, found_text, plan_text, refuse_dirty, run_comparison, state_text, works_of, write_page
 from study.storage import store
 
 Flags = argparse.Namespace
@@ -80,7 +80,8 @@ def run_command(flags: Flags) -> Words:
     if flags.store:
         print(*store_runs(comparison), sep="\n")
         return []
-    if comparison.is_own or not comparison.name:
+    is_planned = bool(comparison.name) and not comparison.is_own
+    if not is_planned:
         bases = ", ".join(base.name for base in comparison.bases)
         arms = counted(len(comparison.arms), "arm")
         print(f"Checking {arms} from {bases}: data, rewards and settings (TRL loads first: seconds).", flush=True)
@@ -98,6 +99,10 @@ def run_command(flags: Flags) -> Words:
     if flags.list:
         return []
     refuse_dirty(flags.dirty)
+    if is_planned and (left := works_of(comparison, seeds).runs):
+        from study.train import check_runs
+
+        check_runs(left)
     failures = run_comparison(comparison, seeds, slots_of("tiny", flags.gpus, flags.jobs))
     command = shlex.join(["python", "-m", "study", *sys.argv[1:]])
     print(found_text(comparison), *write_page(comparison, comparison.directory, command), sep="\n")

@@ -6,6 +6,7 @@ python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
 """
 
 import sys
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -78,6 +79,12 @@ def check(comparison: Comparison) -> list[Base]:
                 _check_made_from(run, settings.made_from)
         found.append(base._replace(max_new_tokens=base.max_new_tokens or settings.trainer.max_completion_length))
     return found
+
+
+def check_runs(runs: Sequence[Experiment]) -> None:
+    """UsageError or ArgumentError where the settings of an arm are those of another revision; the first run tells."""
+    for run in {run.name: run for run in reversed(runs)}.values():
+        _read(run)
 
 
 def _check_made_from(run: Experiment, now: Row) -> None:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from argparse import ArgumentError
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -702,6 +703,19 @@ def test_the_command_chooses_rates_and_continues_what_failed(
     with refused("--dirty"):
         command()
     assert command("--dirty")[0] == 0
+
+
+def test_a_planned_arm_of_another_revision_is_refused_before_the_first_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a setting that is gone; the arm before it could run."""
+    planned = TWO | {"arms": ["grpo", "credited"], "seeds": [1], "primary": [{"measure": "accuracy late"}]}
+    monkeypatch.setitem(read_experiments()["comparisons"], "mine", planned)
+    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    monkeypatch.setattr("study.compare.run_all", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(sys, "argv", ["study", "compare", "mine"])
+    with pytest.raises(ArgumentError, match="--conflict_span: invalid choice: 'credited'"):
+        study_main()
 
 
 @pytest.mark.slow
