@@ -124,7 +124,7 @@ def main(base: str, count: int, seed: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="directory of a model")
-    parser.add_argument("--groups", type=int, default=200)
+    parser.add_argument("--groups", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     main(flags.base, flags.groups, flags.seed)

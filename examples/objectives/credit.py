@@ -5,8 +5,8 @@
 J = J of GRPO + 1/G Σ_i |A_i| / |o_i| Σ over the credited conflict tokens of r_it
 
 Eq. 8 and 9 of GTPO (arXiv 2508.03772) on the tokens of M whose holders, the completions of the group that have it at
-that place, have a mean A_i of at least 0; no clipping. A planned comparison, results/holders, does not recommend it: it
-formats better than GRPO by a third of what the correction on tags gains, and keeps its price in solved problems.
+that place, have a mean A_i of at least 0; no clipping. The planned comparison results/holders does not recommend it: it
+gains a quarter of the formatting that the correction on tags gains, and keeps most of the price in solved problems.
 """
 
 from typing import Any
