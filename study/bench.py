@@ -21,7 +21,7 @@ from gtpo.runs.directory import OUTPUTS, to_argv
 from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results
 from study import SETTINGS, Row, Seeds, Values, Words
-from study.comparison import rate_rows
+from study.pairs import rate_rows
 
 RESULTS = Path("results")
 OF_PRESET = "preset"  # the rate of a base of your own, where no other is given

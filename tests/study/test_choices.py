@@ -7,8 +7,8 @@ from paper.results import Results
 from study.bench import Arm, Comparison
 from study.choices import by_generation, chosen_by_halves, with_copies
 from study.compare import Found, Row, primary_rows, with_choices
-from study.comparison import Pair
 from study.measures import measure_of
+from study.pairs import Pair
 
 SEEDS = [1, 2, 3, 4]
 RATES = ["0.1", "0.2"]

@@ -4,7 +4,7 @@ from math import comb
 
 import pytest
 
-from study.comparison import add_holm, difference_row, made_differently, mcnemar_p, sign_flip_p
+from study.pairs import add_holm, difference_row, made_differently, mcnemar_p, sign_flip_p
 
 
 def test_the_interval_and_p_by_hand() -> None:
