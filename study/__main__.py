@@ -21,8 +21,8 @@ from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.runner import slots_of
 from study import Words
-from study.bench import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
 from study.compare import PLAN, found_text, plan_text, refuse_dirty, run_comparison, state_text, works_of, write_page
+from study.comparison import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
 from study.storage import store
 
 Flags = argparse.Namespace

@@ -8,7 +8,7 @@ from pandas import DataFrame, concat
 
 from paper.results import METRICS_INDEX, SCORES_INDEX, Results, Run
 from study import Seeds, Words
-from study.bench import Arm, Base, Choice, Comparison
+from study.comparison import Arm, Base, Choice, Comparison
 from study.measures import SeedRuns, measure_of
 
 

@@ -24,8 +24,8 @@ from paper.matrix import Evaluation, Experiment
 from paper.results import GREEDY, Results, read_results
 from paper.runner import run_all
 from study import Numbers, Row, Seeds, Values, Words
-from study.bench import Arm, Base, Comparison, Runs
 from study.choices import by_generation, chosen_by_halves, with_copies
+from study.comparison import Arm, Base, Comparison, Runs
 from study.measures import LOST, has_fallen
 from study.pairs import Pair, add_holm, difference_row, made_differently
 from study.rate_curve import draw_rate_curves

@@ -10,7 +10,7 @@ from gtpo.files import write_atomically
 from gtpo.reports.curves import add_legend, grid, interval, plot_mean
 from paper.figures import WIDTH
 from paper.results import Results
-from study.bench import Arm, Base, Comparison
+from study.comparison import Arm, Base, Comparison
 from study.measures import SeedRuns, measure_of
 
 PANELS = MappingProxyType(

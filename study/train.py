@@ -27,7 +27,7 @@ from gtpo.models.backend import check_backend
 from gtpo.runs.script import run_script
 from paper.matrix import Experiment
 from study import SETTINGS, Row, Words
-from study.bench import Base, Comparison
+from study.comparison import Base, Comparison
 from study.pairs import made_differently
 
 SCRIPTS = {"train_grpo.py": ("grpo", SETTINGS), "train_gtpo.py": ("gtpo", (*SETTINGS, GTPOArguments))}

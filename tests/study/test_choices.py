@@ -4,9 +4,9 @@ import pytest
 from helpers.results import results_of
 
 from paper.results import Results
-from study.bench import Arm, Comparison
 from study.choices import by_generation, chosen_by_halves, with_copies
 from study.compare import Found, Row, primary_rows, with_choices
+from study.comparison import Arm, Comparison
 from study.measures import measure_of
 from study.pairs import Pair
 

@@ -7,7 +7,7 @@ from helpers.scripts import ROOT
 
 from gtpo.reports.curves import half_width_of
 from paper.results import read_results
-from study.bench import stored_comparison
+from study.comparison import stored_comparison
 from study.measures import SeedRuns, measure_of
 
 PAGE = (

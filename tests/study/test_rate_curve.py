@@ -7,7 +7,7 @@ import pytest
 from helpers.results import results_of
 
 from paper.results import Results
-from study.bench import Comparison
+from study.comparison import Comparison
 from study.rate_curve import draw_rate_curves, rate_curve
 
 REACHED = {"0.1": [50.0, 52.0, 60.0], "0.2": [60.0, 62.0, 54.0]}  # rate -> accuracy of seeds 1 to 3 in step 4

@@ -6,8 +6,8 @@ import pytest
 from helpers.scripts import ROOT
 
 from gtpo.reports.curves import half_width_of
-from study.bench import known_comparison, read_experiments
 from study.compare import found_of
+from study.comparison import known_comparison, read_experiments
 
 
 def deviation(base: str, measure: str) -> float:

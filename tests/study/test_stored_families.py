@@ -6,7 +6,7 @@ from helpers.settings import parsed
 
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.directory import to_argv
-from study.bench import known_comparison
+from study.comparison import known_comparison
 
 
 def test_a_family_has_the_runs_of_its_results() -> None:

@@ -21,7 +21,6 @@ from paper.results import Results, read_results
 from study import rendering
 from study.__main__ import comparison_of, parser, run_command
 from study.__main__ import main as study_main
-from study.bench import Comparison, arms_of, known_comparison, numbers_of, read_experiments, settings_of
 from study.compare import (
     Found,
     check_commands,
@@ -39,6 +38,7 @@ from study.compare import (
     write_figure,
     write_page,
 )
+from study.comparison import Comparison, arms_of, known_comparison, numbers_of, read_experiments, settings_of
 from study.storage import condense, origin_of
 from study.train import _read, check
 
