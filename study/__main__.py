@@ -21,8 +21,9 @@ from gtpo.files import write_atomically
 from gtpo.runs.script import run_script
 from paper.runner import slots_of
 from study import Words
-from study.compare import PLAN, found_text, plan_text, refuse_dirty, run_comparison, state_text, works_of, write_page
 from study.comparison import Comparison, known_comparison, numbers_of, read_experiments, settings_of, stored_comparison
+from study.page import PLAN, found_text, plan_text, state_text, write_page
+from study.runs import refuse_dirty, run_comparison, works_of
 from study.storage import store
 
 Flags = argparse.Namespace

@@ -4,10 +4,12 @@ import pytest
 from helpers.results import results_of
 
 from paper.results import Results
+from study import Row
 from study.choices import by_generation, chosen_by_halves, with_copies
-from study.compare import Found, Row, primary_rows, with_choices
 from study.comparison import Arm, Comparison
+from study.found import Found, with_choices
 from study.measures import measure_of
+from study.page import primary_rows
 from study.pairs import Pair
 
 SEEDS = [1, 2, 3, 4]

@@ -6,8 +6,8 @@ import pytest
 from helpers.scripts import ROOT
 
 from gtpo.reports.curves import half_width_of
-from study.compare import found_of
 from study.comparison import known_comparison, read_experiments
+from study.found import found_of
 
 
 def deviation(base: str, measure: str) -> float:

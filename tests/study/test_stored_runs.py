@@ -14,8 +14,8 @@ from helpers.scripts import ROOT
 
 from paper.matrix import RUNS, experiments_of, load_matrix
 from paper.results import SCORES_FILE, read_results
-from study.compare import every_found
 from study.comparison import known_comparison, read_experiments, stored_comparison
+from study.found import every_found
 from study.storage import only, store
 
 

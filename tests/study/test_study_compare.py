@@ -21,24 +21,21 @@ from paper.results import Results, read_results
 from study import rendering
 from study.__main__ import comparison_of, parser, run_command
 from study.__main__ import main as study_main
-from study.compare import (
-    Found,
-    check_commands,
-    every_found,
+from study.comparison import Comparison, arms_of, known_comparison, numbers_of, read_experiments, settings_of
+from study.found import Found, every_found
+from study.page import (
     found_text,
     plan_state,
     plan_text,
     pooled_row,
     primary_rows,
-    refuse_dirty,
     slope_row,
     state_text,
     table_of,
-    works_of,
     write_figure,
     write_page,
 )
-from study.comparison import Comparison, arms_of, known_comparison, numbers_of, read_experiments, settings_of
+from study.runs import check_commands, refuse_dirty, works_of
 from study.storage import condense, origin_of
 from study.train import _read, check
 
@@ -110,9 +107,9 @@ def test_the_figure_of_two_bases(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         drawn.append((axis.figure.axes.index(axis), axis.get_ylabel(), label))
         saved[:] = [axis.figure]
 
-    monkeypatch.setattr("study.compare.plot_curves", plot)
+    monkeypatch.setattr("study.page.plot_curves", plot)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
-    monkeypatch.setattr("study.compare.write_atomically", lambda path, write: saved.append(path))
+    monkeypatch.setattr("study.page.write_atomically", lambda path, write: saved.append(path))
     write_figure(comparison, every_found(comparison), here / "figure.png")
     figure, path = saved
     assert path == here / "figure.png"
@@ -268,7 +265,7 @@ def test_the_trainer_of_a_revision() -> None:
 def own_arm(monkeypatch: pytest.MonkeyPatch, machine: str, stored: dict[str, Any], **given: Any) -> Comparison:
     """A user's arm next to the stored runs of a planned comparison, which are of ``machine``."""
     monkeypatch.setitem(read_experiments()["comparisons"], "mine", TWO | {"seeds": [1, 2, 3]} | given)
-    monkeypatch.setattr("study.compare.origin_of", lambda _: origin())
+    monkeypatch.setattr("study.runs.origin_of", lambda _: origin())
     results = results_of(stored)
     place = Path("results/mine/wrong-mode")
     condense(results, place, ["accuracy", "formatting", "entropy"])
@@ -559,9 +556,9 @@ def test_a_stored_page_is_that_of_its_runs(name: str, tmp_path: Path, monkeypatc
     """Of each planned comparison: arms at different rates, seeds that are lost, a slope, a mean over bases."""
     monkeypatch.chdir(ROOT)
     state = "uncommitted" if name == "objectives_one_rate" else "committed"  # six of its arms are of an earlier plan
-    monkeypatch.setattr("study.compare.plan_state", lambda *_: state)  # a shallow clone lacks the revisions
+    monkeypatch.setattr("study.page.plan_state", lambda *_: state)  # a shallow clone lacks the revisions
     legends: list[str] = []
-    monkeypatch.setattr("study.compare.plot_curves", lambda axis, label, *_: legends.append(label))
+    monkeypatch.setattr("study.page.plot_curves", lambda axis, label, *_: legends.append(label))
     comparison = known_comparison(name)
     page, _ = write_page(comparison, tmp_path, f"python -m study compare {name}")
     assert page.read_text() == (comparison.results / "comparison.md").read_text()
@@ -628,7 +625,7 @@ def test_whether_the_plan_was_committed_before_the_runs(tmp_path: Path) -> None:
 
 
 def test_a_dirty_tree_is_refused_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
+    monkeypatch.setattr("study.runs.git_revision", lambda: "1234-dirty")
     refuse_dirty(allowed=True)
     with refused("--dirty"):
         refuse_dirty(allowed=False)
@@ -652,7 +649,7 @@ def test_the_command_chooses_rates_and_continues_what_failed(
     """The rate seeds first, then both arms at their best rate; the one run that fails is alone made again."""
     planned = TWO | RATES | {"seeds": [1, 2], "primary": [{"measure": "accuracy late"}], "measures": []}
     monkeypatch.setitem(read_experiments()["comparisons"], "mine", planned)
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    monkeypatch.setattr("study.runs.git_revision", lambda: "1234")
     started: list[list[str]] = []
     scored: list[set[str]] = []
     fails = {"gtpo-2e-3-s2"}
@@ -667,8 +664,8 @@ def test_the_command_chooses_rates_and_continues_what_failed(
                 fake_run(made.run.path, {"model": "tiny"}, run(value + made.seed), saved=["adapter"])
         return [f"{made.label} failed" for made in left if made.label in fails]
 
-    monkeypatch.setattr("study.compare.run_all", run_all)
-    monkeypatch.setattr("study.compare.write_figure", lambda *_: None)
+    monkeypatch.setattr("study.runs.run_all", run_all)
+    monkeypatch.setattr("study.page.write_figure", lambda *_: None)
     page = here / "outputs/study/mine/comparison.md"
 
     def command(*words: str) -> tuple[int, str]:
@@ -699,7 +696,7 @@ def test_the_command_chooses_rates_and_continues_what_failed(
     assert command("--store")[0] == 0
     stored = read_results([Path("results/mine/wrong-mode")]).runs
     assert {f"{name}-s{seed}" for name, seed in stored} == {*best, *(f"{name}-s7" for name in names)}
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234-dirty")
+    monkeypatch.setattr("study.runs.git_revision", lambda: "1234-dirty")
     with refused("--dirty"):
         command()
     assert command("--dirty")[0] == 0
@@ -711,8 +708,8 @@ def test_a_planned_arm_of_another_revision_is_refused_before_the_first_run(
     """It has a setting that is gone; the arm before it could run."""
     planned = TWO | {"arms": ["grpo", "credited"], "seeds": [1], "primary": [{"measure": "accuracy late"}]}
     monkeypatch.setitem(read_experiments()["comparisons"], "mine", planned)
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
-    monkeypatch.setattr("study.compare.run_all", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr("study.runs.git_revision", lambda: "1234")
+    monkeypatch.setattr("study.runs.run_all", lambda *_: pytest.fail("a run was started"))
     monkeypatch.setattr(sys, "argv", ["study", "compare", "mine"])
     with pytest.raises(ArgumentError, match="--conflict_span: invalid choice: 'credited'"):
         study_main()
@@ -723,7 +720,7 @@ def test_a_failed_run_is_an_error_and_has_a_page(sandbox: Any, monkeypatch: pyte
     """With small scripts instead of training."""
     (sandbox / "gtpo").symlink_to(ROOT / "gtpo")  # the base that is read before the first run
     monkeypatch.setitem(read_experiments()["bases"]["wrong-mode"], "with_measures", False)
-    monkeypatch.setattr("study.compare.git_revision", lambda: "1234")
+    monkeypatch.setattr("study.runs.git_revision", lambda: "1234")
     (sandbox / "fail").write_text("gtpo-0.3e-3-s2")
     argv = ["compare", "--arms", "grpo", "gtpo", "--seeds", "1-3", "--steps", "8", "--problems", "4"]
     assert sandbox.study(*argv) == 1
