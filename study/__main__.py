@@ -133,7 +133,7 @@ def store_runs(comparison: Comparison) -> list[Path]:
         raise UsageError(f"--store: results/ has a directory for each planned comparison: name one of {names}.")
     seeds = sorted({*comparison.seeds, *comparison.rate_seeds})
     for base in comparison.bases:
-        runs = comparison.runs(base, comparison.arms, comparison.rates, seeds)
+        runs = comparison.runs(base, comparison.arms, comparison.every_rate, seeds)
         store(comparison.stored(base), comparison.place(base), runs, read_experiments()["stored_metrics"])
     stored = stored_comparison(comparison.name)
     return write_page(stored, stored.results, f"python -m study compare {comparison.name}")

@@ -134,6 +134,7 @@ class Comparison:
             seeds ``rate_seeds``, from each base or, with ``shares_rates``, from the first one for all.
         choices: By name. With choices every arm is trained at every rate with all seeds, but for ``rates_of`` (arm ->
             its only rates) and ``rates_as`` (arm -> the arm whose chosen rates it has).
+        added_rates: Arm -> rates that a rule of the plan has added to its own, once runs at those were there.
         views: What arms are compared at: names of choices and rates; the first one unless a primary says ``at``.
         set: Settings of every arm that has them, over those of base and arm.
         betas: Of Adam.
@@ -161,6 +162,7 @@ class Comparison:
     choices: Mapping[str, Choice]
     rates_of: Mapping[str, Words]
     rates_as: Mapping[str, str]
+    added_rates: Mapping[str, Words]
     views: Words
     set: Values
     betas: tuple[float, float]
@@ -204,6 +206,7 @@ class Comparison:
             choices={key: Choice(**choice) for key, choice in spec["choices"].items()},
             rates_of=spec["rates_of"],
             rates_as=spec["rates_as"],
+            added_rates=spec["added_rates"],
             views=spec["views"],
             set=spec["set"],
             betas=spec["betas"],
@@ -232,9 +235,14 @@ class Comparison:
         return {arm.name: {key: self.set[key] for key in self.set if arm.has(key)} for arm in self.arms}
 
     @property
+    def every_rate(self) -> list[str]:
+        """Those of the plan, then the added ones."""
+        return [*dict.fromkeys([*self.rates, *chain(*self.added_rates.values())])]
+
+    @property
     def run_names(self) -> list[str]:
         """Of every arm at every rate."""
-        return [arm.run_name(rate) for arm, rate in product(self.arms, self.rates)]
+        return [arm.run_name(rate) for arm, rate in product(self.arms, self.every_rate)]
 
     def place(self, base: Base) -> Path:
         """Of the runs from a base; a directory each, because a run is known by its name and seed."""
@@ -248,7 +256,7 @@ class Comparison:
 
     def rates_for(self, arm: Arm) -> Words:
         """The rates that an arm is trained at, with every seed where there are choices."""
-        return list(self.rates_of.get(arm.name, self.rates))
+        return [*self.rates_of.get(arm.name, self.rates), *self.added_rates.get(arm.name, ())]
 
     def run(self, base: Base, arm: Arm, rate: str, seed: int) -> Experiment:
         """A training run: train_grpo.py or train_gtpo.py with the metric of :mod:`study.train`."""

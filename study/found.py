@@ -109,7 +109,7 @@ def found_of(comparison: Comparison, base: Base) -> Found:
 
 def with_choices(comparison: Comparison, found: Found) -> Found:
     """With metrics by generation, and the runs at the rates of each choice."""
-    results = by_generation(found.results, comparison.arms, comparison.rates)
+    results = by_generation(found.results, comparison.arms, comparison.every_rate)
     chosen: dict[str, Row] = {}
     copies = {}
     origins = dict(found.origins)

@@ -54,7 +54,7 @@ def draw_rate_curves(comparison: Comparison, every: Iterable[tuple[Base, Results
                 plot_mean(axis, arm.label, rates, curve, style)
                 if len(rates) == 1 and (bar := interval([value for (value,) in curve])):  # a band of one point
                     axis.errorbar(rates, bar.mean, bar.half_width, color=arm.color, linewidth=1.6)
-            axis.set_xticks([float(rate) for rate in comparison.rates], comparison.rates)
+            axis.set_xticks([float(rate) for rate in comparison.every_rate], comparison.every_rate)
             axis.minorticks_off()
     add_legend(figure, "mean over seeds at each rate; band: its 95 % interval")
     write_atomically(path, partial(figure.savefig, dpi=100, format="png"))

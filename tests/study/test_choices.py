@@ -9,7 +9,7 @@ from study.choices import by_generation, chosen_by_halves, with_copies
 from study.comparison import Arm, Comparison
 from study.found import Found, with_choices
 from study.measures import measure_of
-from study.page import primary_rows
+from study.page import plan_text, primary_rows
 from study.pairs import Pair
 
 SEEDS = [1, 2, 3, 4]
@@ -74,6 +74,17 @@ def test_an_arm_can_have_one_rate_or_those_of_another() -> None:
     assert set(chosen(results(), "grpo", comparison).values()) == {"0.2"}
     comparison = comparison_of(rates_as={"gtpo": "grpo"})
     assert chosen(results(), "gtpo", comparison) == chosen(results(), "grpo", comparison)
+
+
+def test_a_rate_that_a_rule_adds_is_chosen_of_and_is_not_in_the_plan() -> None:
+    own = {"own": {"by": "pass@1 sampled"}}
+    before, after = (comparison_of(rates=["0.1"], choices=own, added_rates=added) for added in ({}, {"gtpo": ["0.2"]}))
+    assert set(chosen(results(), "gtpo", before).values()) == {"0.1"}
+    assert set(chosen(results(), "gtpo", after).values()) == {"0.2"}
+    assert set(chosen(results(), "grpo", after).values()) == {"0.1"}
+    assert chosen(results(without=("gtpo-0.2", 3)), "gtpo", after).keys() == {3, 4}  # of seeds 1 and 2, complete
+    assert after.run_names == ["grpo-0.1", "grpo-0.2", "gtpo-0.1", "gtpo-0.2"]
+    assert plan_text(after) == plan_text(before)
 
 
 def test_the_primary_differences_at_the_chosen_and_at_a_common_rate() -> None:
