@@ -1,5 +1,6 @@
 """Fixtures of all tests. Tests run with one thread per process and without a network."""
 
+import gc
 import gzip
 import os
 
@@ -31,6 +32,12 @@ if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
     # The same examples on every machine and in every run; nothing is timed.
     settings.register_profile("same", derandomize=True, deadline=None, database=None)
     settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """The objects of imports stay: ``train`` collects garbage twice, and would search all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
