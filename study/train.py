@@ -84,7 +84,7 @@ def check(comparison: Comparison) -> list[Base]:
 def check_runs(runs: Sequence[Experiment]) -> None:
     """UsageError or ArgumentError where the settings of an arm are those of another revision; the first run tells."""
     for run in {run.name: run for run in reversed(runs)}.values():
-        _read(run)
+        _settings(run)
 
 
 def _check_made_from(run: Experiment, now: Row) -> None:
@@ -99,10 +99,7 @@ def _check_made_from(run: Experiment, now: Row) -> None:
 
 def _read(run: Experiment) -> Settings:
     """The settings of a run that could start: all that it reads but the model is read."""
-    script, *words = run.argv[2 * (run.argv[0] == "-m") :]  # without -m study.train
-    line = line_of(script, [*words, "--output_dir", str(run.directory.with_name("checked"))])
-    check_backend(find_backend(line))
-    kind, settings = parse_line(line)
+    kind, settings = _settings(run)
     from gtpo.models.load import load_tokenizer
     from gtpo.training.loop import read_data
     from rewards import rewards_in
@@ -110,6 +107,14 @@ def _read(run: Experiment) -> Settings:
     data = read_data(kind, settings, rewards_in)
     data.fitting(load_tokenizer(settings.source, settings.prompt), settings)
     return settings
+
+
+def _settings(run: Experiment) -> tuple[Any, Settings]:
+    """The trainer class and the settings of a run, on a backend that is there."""
+    script, *words = run.argv[2 * (run.argv[0] == "-m") :]  # without -m study.train
+    line = line_of(script, [*words, "--output_dir", str(run.directory.with_name("checked"))])
+    check_backend(find_backend(line))
+    return parse_line(line)
 
 
 def line_of(script: str, words: Words) -> CommandLine:
