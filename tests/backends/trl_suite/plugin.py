@@ -4,6 +4,7 @@
 Nothing of TRL's tests is stored here: ``make test-backend BACKEND=trl-suite TRL=DIR`` names a clone of TRL.
 """
 
+import gc
 import json
 import os
 import random
@@ -50,6 +51,10 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     for module in {item.module for item in items}:
         if hasattr(module, "GRPOTrainer"):
             module.GRPOTrainer, module.GRPOConfig = trainer, config
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the objects of imports: every train collects garbage twice
 
 
 def pytest_runtest_setup(item: Any) -> None:
