@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
 
 GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit weights where bitsandbytes is missing
-    "unsloth": "2026.10.7",
-    "unsloth_zoo": "2026.10.7",
+    "unsloth": "2026.10.9",
+    "unsloth_zoo": "2026.10.9",
     "vllm": "0.27.1",
     "bitsandbytes": "0.50.2",
 }
