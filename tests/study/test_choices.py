@@ -1,5 +1,7 @@
 """Rates that the other half of the seeds chooses, metrics by generation, and a primary that names what it subtracts."""
 
+from pathlib import Path
+
 import pytest
 from helpers.results import results_of
 
@@ -9,7 +11,7 @@ from study.choices import by_generation, chosen_by_halves, with_copies
 from study.comparison import Arm, Comparison
 from study.found import Found, with_choices
 from study.measures import measure_of
-from study.page import plan_text, primary_rows
+from study.page import plan_text, primary_rows, write_page
 from study.pairs import Pair
 
 SEEDS = [1, 2, 3, 4]
@@ -85,6 +87,15 @@ def test_a_rate_that_a_rule_adds_is_chosen_of_and_is_not_in_the_plan() -> None:
     assert chosen(results(without=("gtpo-0.2", 3)), "gtpo", after).keys() == {3, 4}  # of seeds 1 and 2, complete
     assert after.run_names == ["grpo-0.1", "grpo-0.2", "gtpo-0.1", "gtpo-0.2"]
     assert plan_text(after) == plan_text(before)
+
+
+def test_the_page_names_the_rates_that_a_rule_has_added(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[str] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_xticks", lambda axis, places, labels=(): ticks.extend(labels))
+    write_page(comparison_of(added_rates={"gtpo": ["0.4"]}), here, "python -m study compare mine")
+    page = (here / "comparison.md").read_text()
+    assert "By a rule of the plan gtpo was trained at 0.4 too. A rate at an end of 0.1, 0.2, 0.4 brackets" in page
+    assert ticks[:3] == ["0.1", "0.2", "0.4"]
 
 
 def test_the_primary_differences_at_the_chosen_and_at_a_common_rate() -> None:
