@@ -101,7 +101,8 @@ def replace_fused_lora() -> None:
     import bitsandbytes
     from unsloth.kernels import fast_lora, swiglu, utils
 
-    def dequantize(weight: torch.Tensor, state: Any = None, out: Any = None, use_global_buffer: bool = False) -> Any:
+    def dequantize(weight: torch.Tensor, state: Any = None, **options: Any) -> Any:
+        # The options: ``out`` and ``use_global_buffer`` save memory, ``dtype`` is for fp8 weights.
         if state is None:
             return weight
         transposed = weight.shape[0] == 1
