@@ -442,7 +442,7 @@ def push(lengths: list[int], rewards: list[float], entropy: list[float], keep: l
 
 
 def test_one_rewarded_completion_does_not_push_a_shared_token_up() -> None:
-    """The counterexample of docs/method.md: 2 (0.996 - 0.01) / 64 + 2 (0.0067 - 0.06) / 2, over three rows."""
+    """The counterexample that docs/method.md links: 2 (0.996 - 0.01) / 64 + 2 (0.0067 - 0.06) / 2, over three rows."""
     advantages, found = push([64, 2, 30], [1, 0.505, 0], [0.1, 0.6, 0.1], [1, 1, 1], 0.1)
     by_hand = (2 * (advantages[0] - 0.01) / 64 + 2 * (advantages[1] - 0.06) / 2) / 3
     assert found == pytest.approx(by_hand, abs=ATOL64) and round(found, 4) == -0.0075
