@@ -217,20 +217,14 @@ def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("method")
     parser.add_argument("model_dir")
-    parser.add_argument("output_dir")
-    parser.add_argument(
-        "settings", type=json.loads, help="or a list of name, method, settings and whether it is sharded"
-    )
+    parser.add_argument("output_dir", type=Path)
+    parser.add_argument("runs", type=json.loads, help="a list of name, method, settings and whether it is sharded")
     arguments = parser.parse_args()
-    out = Path(arguments.output_dir)
-    every = arguments.settings
-    if isinstance(every, dict):
-        every = [{"name": arguments.method, "method": arguments.method, "settings": every}]
-    for each in every:  # trained one after the other
+    out = arguments.output_dir
+    for each in arguments.runs:  # trained one after the other
         trainer = make_trainer(each["method"], arguments.model_dir, out, **each["settings"])
-        weights = (sharded_gradients if each.get("is_sharded") else trained_weights)(trainer)
+        weights = (sharded_gradients if each["is_sharded"] else trained_weights)(trainer)
         if trainer.accelerator.is_main_process:
             assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
             save_file(weights, out / f"weights-{each['name']}.safetensors")

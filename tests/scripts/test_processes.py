@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,21 +31,31 @@ def torchrun(processes: int, *argv: object, cwd: Path = ROOT) -> None:
     run_process([sys.executable, *launch, *map(str, argv)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
 
 
-Train = Callable[[int], Path]
+def launch_fsdp2(*argv: object, cwd: Path = ROOT) -> None:
+    """A script in two processes, with configs/accelerate/fsdp2.yaml and Accelerate's FSDP2 on a CPU."""
+    launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "configs/accelerate/fsdp2.yaml"]
+    launch += ["--num_processes", "2", "--main_process_port", "0"]
+    command = [sys.executable, *launch, ROOT / "tests/helpers/fsdp_cpu.py", *argv]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run_process([*map(str, command)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
+
+
+Train = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def train(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """``train(2)``: the directory with weights and logs of ``CASES[2]``, trained once in two processes."""
+    """``train("two")``: the directory with weights and logs of ``CASES["two"]``, trained in one launch."""
+    launchers = {"two": partial(torchrun, 2), "four": partial(torchrun, 4), "fsdp2": launch_fsdp2}
 
     @cache
-    def train(processes: int) -> Path:
+    def train(launcher: str) -> Path:
         out = tmp_path_factory.mktemp("several")
         each = []
-        for name, case in CASES[processes].items():
+        for name, case in CASES[launcher].items():
             settings = case.settings | case.split
             each.append({"name": name, "method": case.method, "settings": settings, "is_sharded": name == "sharded"})
-        torchrun(processes, ROOT / "tests/helpers/canned.py", "each", tiny, out, json.dumps(each))
+        launchers[launcher](ROOT / "tests/helpers/canned.py", tiny, out, json.dumps(each))
         return out
 
     return train
@@ -69,16 +79,20 @@ SMALL = {"max_steps": 3, "num_generations": GROUP // 2}
 # bnpo depends on the micro-batches, so with one completion each it is grpo
 AGGREGATIONS = {"grpo": GROUP // 4, "dr_grpo": GROUP // 4, "dapo": GROUP // 4, "bnpo": 1}
 CASES = {
-    4: {
+    "four": {
         "gtpo": Case("gtpo", EPOCHS, split(4, 1)),
         "grpo": Case("grpo", EPOCHS | {"beta": 0.04}, split(4, 1)),
     },
-    2: {
+    "two": {
         "gtpo_trl": Case("gtpo_trl", EPOCHS, split(2, 3)),
         "rloo": Case("rloo", EPOCHS, split(2, 3)),
         "held_out": Case("gtpo", EVALUATED, split(2, GROUP // 2) | {"per_device_eval_batch_size": 2}),
         **{loss: Case("gtpo", SMALL | {"loss_type": loss}, split(2, batch)) for loss, batch in AGGREGATIONS.items()},
         "sharded": Case("gtpo", {}, split(2, GROUP // 2)),
+    },
+    "fsdp2": {
+        "gtpo": Case("gtpo", {"max_steps": 3, "beta": 0.0}, split(2, GROUP // 2)),
+        "grpo": Case("grpo", {"max_steps": 3, "beta": 0.04}, split(2, GROUP // 2)),
     },
 }
 
@@ -103,16 +117,17 @@ def assert_as_one_process(out: Path, name: str, single: Any, *without: str) -> N
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(("processes", "name"), [(4, "gtpo"), (4, "grpo"), (2, "gtpo_trl"), (2, "rloo")])
-def test_steps_match_one_process(processes: int, name: str, build: Any, train: Train) -> None:
-    case = CASES[processes][name]
-    assert_as_one_process(train(processes), name, build(case.method, "single", **case.settings))
+@pytest.mark.parametrize("case", ["four gtpo", "four grpo", "two gtpo_trl", "two rloo", "fsdp2 gtpo", "fsdp2 grpo"])
+def test_steps_match_one_process(case: str, build: Any, train: Train) -> None:
+    launcher, name = case.split()
+    method, settings, _ = CASES[launcher][name]
+    assert_as_one_process(train(launcher), name, build(method, "single", **settings))
 
 
 def test_held_out_metrics_match_one_process(build: Any, train: Train) -> None:
     """Five rows over two processes: four of them in an even batch, and one that both processes evaluate."""
     single = build("gtpo", "single", per_device_eval_batch_size=5, **EVALUATED)
-    assert_as_one_process(train(2), "held_out", single, *OF_BATCHES)
+    assert_as_one_process(train("two"), "held_out", single, *OF_BATCHES)
     entropies = [row["eval_entropy"] for row in single.state.log_history if "eval_entropy" in row]
     assert len(entropies) == len({*entropies}) == 2
 
@@ -120,7 +135,7 @@ def test_held_out_metrics_match_one_process(build: Any, train: Train) -> None:
 def test_every_aggregation_matches_one_process(build: Any, train: Train) -> None:
     for name in AGGREGATIONS:
         single = build("gtpo", "one", loss_type="grpo" if name == "bnpo" else name, **SMALL)
-        assert_close(load_file(train(2) / f"weights-{name}.safetensors"), trained_weights(single))
+        assert_close(load_file(train("two") / f"weights-{name}.safetensors"), trained_weights(single))
 
 
 def test_fsdp2_gradients_match_one_process(build: Any, train: Train) -> None:
@@ -128,29 +143,14 @@ def test_fsdp2_gradients_match_one_process(build: Any, train: Train) -> None:
     batch = batch_of(single)
     single.compute_loss(single.model, batch).backward()
     expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
-    assert_close(load_file(train(2) / "weights-sharded.safetensors"), expected)
+    assert_close(load_file(train("two") / "weights-sharded.safetensors"), expected)
 
 
-def launch_fsdp2(*argv: object, cwd: Path = ROOT) -> None:
-    """A script in two processes, with configs/accelerate/fsdp2.yaml and Accelerate's FSDP2 on a CPU."""
-    launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "configs/accelerate/fsdp2.yaml"]
-    launch += ["--num_processes", "2", "--main_process_port", "0"]
-    command = [sys.executable, *launch, ROOT / "tests/helpers/fsdp_cpu.py", *argv]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    run_process([*map(str, command)], cwd=cwd, env=os.environ | {"PYTHONPATH": path})
-
-
-@pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("grpo", 0.04)])
-def test_fsdp2_steps_match_one_process(method: str, beta: float, build: Any, tiny: Path, tmp_path: Path) -> None:
-    """Through Accelerate, every parameter sharded; DDP equals one process, too."""
-    settings = {"max_steps": 3, "beta": beta}
-    half = {"per_device_train_batch_size": GROUP // 2}
-    out = tmp_path / "sharded"
-    out.mkdir()
-    launch_fsdp2(ROOT / "tests/helpers/canned.py", method, tiny, out, json.dumps(settings | half))
-    kinds = read_json(out / f"parameters-{method}.json")
-    assert len(kinds) == (37 if beta else 29) and {*kinds.values()} == {"DTensor"}
-    assert_as_one_process(out, method, build(method, "single", **settings))
+@pytest.mark.parametrize(("name", "parameters"), [("gtpo", 29), ("grpo", 37)])
+def test_fsdp2_shards_every_parameter(name: str, parameters: int, train: Train) -> None:
+    """Also of the reference model, a second adapter."""
+    kinds = read_json(train("fsdp2") / f"parameters-{name}.json")
+    assert len(kinds) == parameters and {*kinds.values()} == {"DTensor"}
 
 
 def test_a_run_under_fsdp2_resumes(tiny: Path, tmp_path: Path) -> None:
