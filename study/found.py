@@ -120,7 +120,8 @@ def with_choices(comparison: Comparison, found: Found) -> Found:
         for arm in comparison.arms:
             for seed, rate in chosen[name][arm.name].items():
                 copies[arm.run_name(name), seed] = arm.run_name(rate)
-                origins[f"{arm.run_name(name)}-s{seed}"] = found.origins.get(f"{arm.run_name(rate)}-s{seed}")
+                if origin := found.origins.get(f"{arm.run_name(rate)}-s{seed}"):  # none yet of a run that is missing
+                    origins[f"{arm.run_name(name)}-s{seed}"] = origin
     return found._replace(results=with_copies(results, copies), origins=origins, chosen=chosen)
 
 

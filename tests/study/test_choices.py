@@ -108,6 +108,18 @@ def test_the_primary_differences_at_the_chosen_and_at_a_common_rate() -> None:
     assert own["seeds"] == common["seeds"] == 4
 
 
+def test_a_run_that_is_missing_at_a_chosen_rate_has_no_origin() -> None:
+    """The page of a comparison that is not complete names the revisions of the others."""
+    comparison = comparison_of(rates_as={"gtpo": "grpo"})  # the rates chosen of grpo, also where gtpo has not run
+    origins = {"grpo-0.1-s1": ["a"], "grpo-0.2-s3": ["b"], "gtpo-0.1-s1": ["c"]}
+    found = Found(comparison.bases[0], results(), origins, comparison.chosen_rates(results()))
+    assert with_choices(comparison, found).origins == origins | {
+        "grpo-own-s1": ["a"],
+        "grpo-own-s3": ["b"],
+        "gtpo-own-s1": ["c"],
+    }
+
+
 def test_a_primary_names_the_arm_that_is_subtracted() -> None:
     primary = [{"measure": "pass@1 sampled", "arms": ["correction"], "minus": "gtpo"}]
     comparison = comparison_of(
