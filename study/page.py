@@ -101,7 +101,9 @@ def rows_of_primary(comparison: Comparison, every: Sequence[Found], primary: Row
     elif primary.get("over_bases"):
         rows = [pooled_row(pairs, measure, primary.get("above", 0.0))]
     else:
-        rows = [{**pair.row(measure), "where": pair.base} for pair in pairs]
+        rows = [
+            {**pair.row(measure), "where": where_of(comparison, view)} for pair, view in zip(pairs, views, strict=True)
+        ]
     if len(rows) < len(every):  # of all bases
         useless = [all(useless)]
     shared = {"measure": measure, "arm": arm, "minus": minus, "needs_p": comparison.needs_p}
@@ -109,7 +111,7 @@ def rows_of_primary(comparison: Comparison, every: Sequence[Found], primary: Row
 
 
 def table_of(comparison: Comparison, found: Found) -> Row:
-    """Of a base: its scores before training, and each arm minus the first one in every measure."""
+    """Of a base, at a view: its scores before training, and each arm minus the first one in every measure."""
     untrained = {}
     for kind, suffix in (("sampled", ""), ("greedy", GREEDY)):
         scored = found.results.scored("base", found.base.benchmark_name + suffix)
@@ -129,7 +131,13 @@ def table_of(comparison: Comparison, found: Found) -> Row:
             "measures": {name: pair.row(name) for name in measures},
         }
         rows.append(row)
-    return {"base": found.base, "rates": found.rates, "chosen": found.chosen, "untrained": untrained, "rows": rows}
+    shared = {"base": found.base, "where": where_of(comparison, found), "rates": found.rates, "chosen": found.chosen}
+    return shared | {"untrained": untrained, "rows": rows}
+
+
+def where_of(comparison: Comparison, found: Found) -> str:
+    """A base, and the view of a comparison that has some."""
+    return ", ".join([found.base.name, *([next(iter(found.rates.values()))] if comparison.views else [])])
 
 
 def full_tables(comparison: Comparison, every: Sequence[Found]) -> list[Row]:

@@ -95,6 +95,8 @@ def test_the_page_names_the_rates_that_a_rule_has_added(here: Path, monkeypatch:
     write_page(comparison_of(added_rates={"gtpo": ["0.4"]}), here, "python -m study compare mine")
     page = (here / "comparison.md").read_text()
     assert "By a rule of the plan gtpo was trained at 0.4 too. A rate at an end of 0.1, 0.2, 0.4 brackets" in page
+    assert "| GTPO minus GRPO | wrong-mode, own | pass@1 sampled | 0 of 4 |" in page  # of the rows at two views
+    assert "| GRPO | wrong-mode, 0.1 | 0 |" in page and "## From wrong-mode, own\n" in page
     assert ticks[:3] == ["0.1", "0.2", "0.4"]
 
 
