@@ -10,6 +10,11 @@ from typing import IO, Any
 
 import yaml
 
+try:
+    from yaml import CSafeLoader as SafeLoader  # of libyaml: a tenth of the time
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
+
 from gtpo.errors import UsageError
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
@@ -94,14 +99,14 @@ def fingerprint(directory: str | Path) -> str | None:
     return digest.hexdigest()[:16]
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(SafeLoader):
     """A SafeLoader that refuses a duplicate key, of which YAML takes the last one, and 010, which it reads as 8."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise UsageError(f"{self.name}: duplicate key {key!r}: remove one of them.")
+                raise UsageError(f"{node.start_mark.name}: duplicate key {key!r}: remove one of them.")
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
@@ -109,7 +114,7 @@ class _StrictLoader(yaml.SafeLoader):
         is_float = node.tag.endswith("float")
         number = self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
         if not re.fullmatch(r"[-+]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[-+]?\d+)?|\.(inf|nan))", node.value.lower()):
-            place = f"{self.name}, line {node.start_mark.line + 1}"
+            place = f"{node.start_mark.name}, line {node.start_mark.line + 1}"
             raise UsageError(f"{place}: YAML reads {node.value} as {number}: write that, or a text in quotes.")
         return number
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, field, make_dataclass
 from datetime import datetime
 from enum import Enum
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -85,6 +86,7 @@ class SettingsParser(argparse.ArgumentParser):
             allow_abbrev=False,
             exit_on_error=False,
             argument_default=argparse.SUPPRESS,  # only what is named is read
+            formatter_class=partial(argparse.HelpFormatter, width=100),  # else each flag asks for the terminal's
             conflict_handler="resolve",
         )
         self.settings: dict[str, argparse.Action] = {}
@@ -101,7 +103,7 @@ class SettingsParser(argparse.ArgumentParser):
         """A flag for each field that has none, in the group that the class names."""
         title = getattr(cls, "_argument_group_name", None)
         group = self.add_argument_group(title) if title else self
-        hints = get_type_hints(cls)
+        hints = _hints_of(cls)
         for name, item in fields_of([cls]).items():
             if name in self.settings:
                 continue
@@ -221,6 +223,9 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, _unlisted(self, values))
 
 
+_hints_of = cache(get_type_hints)
+
+
 def _default_of(item: Field[Any]) -> Any:
     return item.default if item.default_factory is MISSING else item.default_factory()
 
@@ -276,6 +281,7 @@ def _word_of(value: Any, is_choice: bool) -> str:
     return str(value)
 
 
+@cache  # a process may read many command lines
 def outline_of(config: str) -> type:
     """A dataclass with names and types of TRL's trainer config, with Transformers'; nothing is imported.
 

@@ -9,15 +9,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
-import yaml
-
-from gtpo.grading.latex import (
-    TABLES,
-    boxes,
-    depths,
-)
+from gtpo.grading.latex import TABLES, boxes, depths, read_tables
 from gtpo.grading.subject import without_subject
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
@@ -207,8 +200,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),
     "remainder": lambda match: str(int(match[1]) % (int(match[2]) or 1)),
 }
-_SECTIONS = yaml.safe_load(Path(__file__).with_name("rewrites.yaml").read_text(encoding="utf-8"))
 _REWRITES: dict[str, tuple[re.Pattern[str], Rules]] = {}
-for _name, _section in _SECTIONS.items():
+for _name, _section in read_tables("rewrites.yaml").items():
     _rules = [(_pattern(old), _replacement(new)) for old, new in _section["rules"]]
     _REWRITES[_name] = _pattern(_section["needs"]), _rules

@@ -27,7 +27,7 @@ def write_lines(path: Path, values: Iterable[Any]) -> None:
 
 def read_settings(path: Path) -> Any:
     """A YAML file, such as the ``config.yaml`` of a run."""
-    return yaml.safe_load(path.read_text("utf-8"))
+    return yaml.load(path.read_text("utf-8"), yaml.CSafeLoader)  # a tenth of the time of yaml.safe_load
 
 
 def write_settings(path: Path, values: Any) -> None:

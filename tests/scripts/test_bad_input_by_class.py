@@ -70,7 +70,7 @@ DATA: dict[str, str | bytes] = TABLES["data"] | {
 START = ["--model", "tiny", "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy", "1"]
 START += ["--max_steps", "1", "--max_completion_length", "4", "--limit", "100", "--output_dir", "run", "--overwrite"]
 OF_ANY_METHOD = ["--model", "tiny", "--dataset", "arithmetic", "--max_steps", "1", "--output_dir", "run"]
-SETTINGS = TABLES["settings"] | {"deep.yaml": ("[" * 5000, "recursion")}  # --config: the file, and the named key
+SETTINGS = TABLES["settings"] | {"deep.yaml": ("[" * 5000, "deep.yaml")}  # --config: the file, and the named key
 EVALUATE = ["--model", "tiny", "--benchmarks"]
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0
