@@ -2,7 +2,9 @@
 
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from study import Row
 
@@ -17,17 +19,21 @@ def render(template: str, values: Row) -> str:
     Raises:
         jinja2.UndefinedError: If the template names a value that is missing.
     """
+    text = _templates(Path(__file__).parent).get_template(template).render(values)
+    return wrapped(text) if template.endswith(".md") else text.rstrip()
+
+
+@cache
+def _templates(directory: Path) -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+    return Environment(
+        loader=FileSystemLoader(directory),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    text = pages.get_template(template).render(values)
-    return wrapped(text) if template.endswith(".md") else text.rstrip()
 
 
 def wrapped(page: str) -> str:

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,11 +113,16 @@ def data_directory(data_dir: str | None) -> str | None:
     return data_dir or os.environ.get("GTPO_DATA_DIR") or None
 
 
+@cache
+def _arithmetic(*arguments: Any) -> tuple[Row, ...]:
+    return tuple(arithmetic(*arguments))
+
+
 def read_named(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
     """The rows of a dataset of the paper, or of arithmetic: split train, or its test."""
     if name in ARITHMETIC_STEPS:
         size, seed = (ARITHMETIC_TRAIN_ROWS, seed) if split == "train" else (ARITHMETIC_TEST_ROWS, 0)
-        return list(arithmetic(split, size, seed, ARITHMETIC_STEPS[name]))
+        return [*_arithmetic(split, size, seed, ARITHMETIC_STEPS[name])]
     source = SOURCES[f"{split}/{name}"]
     if directory := data_directory(data_dir):
         table = read_file(Path(directory) / source.file)
