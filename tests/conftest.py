@@ -1,5 +1,6 @@
 """Fixtures of all tests. Tests run with one thread per process and without a network."""
 
+import functools
 import gc
 import gzip
 import os
@@ -15,27 +16,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.scripts import RunScript, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
 from gtpo.models.backend import GPU_PACKAGES
 
-torch.set_num_threads(1)
 # GTPO_DATA_DIR is a default of --data_dir: the code under test must not see it, the workers of pytest-xdist must.
 REAL_DATA = os.environ.pop("GTPO_DATA_DIR", None) or os.environ.get("GTPO_REAL_DATA")
 if REAL_DATA:
     os.environ["GTPO_REAL_DATA"] = REAL_DATA
-if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
-    from hypothesis import settings
 
-    # The same examples on every machine and in every run; nothing is timed.
-    settings.register_profile("same", derandomize=True, deadline=None, database=None)
-    settings.load_profile("same")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis has the same examples on every machine and in every run; nothing is timed."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests and find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
+        from hypothesis import settings
+
+        settings.register_profile("same", derandomize=True, deadline=None, database=None)
+        settings.load_profile("same")
 
 
 def pytest_collection_finish() -> None:
-    """The objects of imports stay: ``train`` collects garbage twice, and would search all of them."""
+    """The objects of imports stay: ``train`` collects garbage twice, and would search all of them.
+
+    Accelerate reads the metadata of PEFT some twenty times for each trainer, and each checkpoint compiles the same two
+    templates of model cards: here once in a process.
+    """
+    for module, owner, name in (
+        ("accelerate.utils.imports", "", "_is_package_available"),
+        ("jinja2", "Environment", "compile"),
+    ):
+        if found := sys.modules.get(module):
+            pure = getattr(found, owner) if owner else found
+            setattr(pure, name, functools.cache(getattr(pure, name)))
     gc.collect()
     gc.freeze()
 
@@ -72,6 +86,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gtpo.models.hub import TINY_BASE
 
     return save_untrained_tiny(tmp_path_factory.mktemp("tiny"), base=TINY_BASE.with_name("base-16f86973"))
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with one layer, for runs that are compared with each other: a module's ``tiny``, with ``FILTER``."""
+    from examples.tiny_base import save_untrained_tiny
+    from gtpo.models.hub import TINY_BASE
+
+    base = TINY_BASE.with_name("base-16f86973")
+    return save_untrained_tiny(tmp_path_factory.mktemp("shallow"), base=base, num_hidden_layers=1)
 
 
 @pytest.fixture

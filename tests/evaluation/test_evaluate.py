@@ -24,7 +24,7 @@ def results(directory: Path) -> list[dict]:
     return read_json(directory / "results.json")["results"]
 
 
-SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
+SMALL = ["--benchmarks", "arithmetic", "--limit", 5, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
 
 
 def test_base_and_adapters_side_by_side(
@@ -47,7 +47,7 @@ def test_base_and_adapters_side_by_side(
     texts = [[row["completion"] for row in rows] for rows in completions.values()]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         different = sum(a != b for a, b in zip(texts[one], texts[other], strict=True))
-        assert different > 20  # of 40, with the same seeds
+        assert different > 10  # of 20, with the same seeds
 
     # An adapter alone gives the same completions as beside the others.
     run_evaluate(*SMALL, "--runs", "outputs/older", "--output_dir", "alone")
@@ -116,7 +116,7 @@ def test_missing_completions_are_sampled_as_before(
     assert {found.name for found in path.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
     run_evaluate(*argv, "--seed", 1, "--overwrite")
     head, rows = read_completions(path)
-    assert (head.settings.sampling.seed, len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
+    assert (head.settings.sampling.seed, len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 20, 1)
 
 
 def test_regrade_grades_stored_completions_without_a_model(

@@ -41,10 +41,11 @@ def test_answers_over_the_limit_are_counted_and_none_runs(monkeypatch: MonkeyPat
     for _ in range(2):
         assert not math_verify_accepts("9^{9^{9^{9}}}!", "7")
     assert timeouts() == before + 2
-    monkeypatch.undo()
+    monkeypatch.setattr(algebra, "TIME_LIMIT", 1.0)
     for text in (f"__import__('os').mkdir('{tmp_path}/made')", "9**9**9", "(1).__class__"):
         assert not math_verify_accepts(text, "7")
     assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
 
 

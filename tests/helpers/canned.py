@@ -25,6 +25,7 @@ from gtpo.processes import leave
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
+FILTER = {"entropy_threshold": 5.22}  # of GTPO: among the entropies of the model with one layer
 PREFIX = [300, 301, 302]
 SUFFIX = [310, 311, 2]  # 2 is </s>
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from transformers import AutoTokenizer
-
 
 class FakeUnsloth:
     """The parts of unsloth that the project uses: it patches trl on import and loads models."""
@@ -15,7 +13,7 @@ class FakeUnsloth:
         self.rows: int | None = None  # of the embedding, which it resizes
 
     def from_pretrained(self, **options: Any) -> tuple[Any, Any]:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.options |= options
         model = AutoModelForCausalLM.from_pretrained(options["model_name"])

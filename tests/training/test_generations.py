@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import _Canned, reward_parity, trained_weights
+from helpers.canned import FILTER, _Canned, reward_parity, trained_weights
 from helpers.runs import metrics_of
 from helpers.weights import Weights, same_weights
 from trl import GRPOTrainer
@@ -26,7 +26,7 @@ TABLE = [  # settings, and the steps of the checkpoints of three epochs
     ({}, [1, 2, 3, 4, 5, 6]),
     ({"num_generations": 3}, [1, 2, 3, 4, 5, 6]),  # four prompts a batch divide the eight
     (TWO_MICRO_BATCHES, [1, 2, 3, 4, 5, 6]),
-    ({"num_iterations": 2, "log_completions": True}, [2, 4, 6, 8, 10, 12]),
+    ({"num_iterations": 2, "log_completions": True, "num_completions_to_print": 1}, [2, 4, 6, 8, 10, 12]),
     (TWO_MICRO_BATCHES | {"num_iterations": 2}, [2, 4, 6, 8, 10, 12]),
     (THREE_STEPS, [3, 6, 9, 12, 15, 18]),
     (LAST_STEP_IS_SHORT, [2, 4, 6]),
@@ -35,6 +35,11 @@ TABLE = [  # settings, and the steps of the checkpoints of three epochs
     ({"save_steps": 3, "num_iterations": 2}, [4, 6, 10, 12]),  # those of 3 and 9 one step later
     ({"dataloader_num_workers": 1}, [1, 2, 3, 4, 5, 6]),
 ]
+
+
+@pytest.fixture
+def tiny(shallow: Path) -> Path:
+    return shallow
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def train(build: Any, tmp_path: Path) -> Any:
             return reward_parity(**columns)
 
         given = {"save_strategy": "steps", "save_steps": 1, "max_steps": -1, "num_train_epochs": 3} | DATA | settings
-        trainer = build("gtpo", name, rewards=[reward], **given)
+        trainer = build("gtpo", name, rewards=[reward], gtpo=FILTER, **given)
         trainer.add_callback(MetricsWriter(RunDirectory(trainer.args.output_dir)))
         if step:
             trainer.train = partial(trainer.train, str(tmp_path / "run" / f"checkpoint-{step}"))
@@ -74,6 +79,7 @@ def test_a_resumed_run_is_the_undisturbed_one(settings: Any, steps: list[int], t
         assert same_weights(weights, expected), step
         assert later == prompts[len(prompts) - len(later) :] and 0 < len(later) < len(prompts)
         assert lines(tmp_path / f"from {step}") == lines(tmp_path / "run")
+    assert any(0 < line["filtered_fraction"] < 1 for line in lines(tmp_path / "run"))  # weights change, of some rows
 
 
 def test_an_undisturbed_run_has_the_orders_of_trl(build: Any) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers.canned import settings_of
+from helpers.canned import FILTER, settings_of
 from helpers.files import read_json
 from helpers.runs import fake_run, metrics_of
 from helpers.settings import parsed
@@ -27,12 +27,17 @@ ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 
 
 
 @pytest.fixture
+def tiny(shallow: Path) -> Path:
+    return shallow
+
+
+@pytest.fixture
 def plain(build: Any, tmp_path: Path) -> Any:
     """A trainer to which ``run`` adds the callbacks."""
 
     def plain(name: str = "", **settings: Any) -> Any:
         fake_run(tmp_path / name, {"run_name": "a", "model": "m", "dataset": "d"})
-        return build("gtpo", name, save_strategy="steps", **(ADAM | settings))
+        return build("gtpo", name, save_strategy="steps", gtpo=FILTER, **(ADAM | settings))
 
     return plain
 

@@ -151,13 +151,14 @@ def test_a_full_model_in_bfloat16_stays_in_bfloat16(tiny: Path) -> None:
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # by default 256 wide ones
 
 
 @pytest.mark.parametrize(
     "config",
     [
         HyperCLOVAXConfig(logits_scaling=8.0, **SIZES),  # multiplies where Granite divides
-        InklingTextConfig(unpadded_vocab_size=400, **SIZES),  # cuts the logits
+        InklingTextConfig(unpadded_vocab_size=400, **SIZES, **EXPERTS),  # cuts the logits
     ],
     ids=lambda config: config.model_type,
 )
