@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.scripts import RunScript, ScriptServer
+from helpers.scripts import Forked, RunScript, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
 from gtpo.models.backend import GPU_PACKAGES
@@ -27,8 +27,16 @@ if REAL_DATA:
     os.environ["GTPO_REAL_DATA"] = REAL_DATA
 
 
+FORKED = pytest.StashKey[Forked | None]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis has the same examples on every machine and in every run; nothing is timed."""
+    """A worker of pytest-xdist imports the libraries once, for itself and for its scripts.
+
+    Hypothesis has the same examples on every machine and in every run; nothing is timed.
+    """
+    if hasattr(config, "workerinput"):
+        config.stash[FORKED] = Forked.after_imports()
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests and find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
         from hypothesis import settings
@@ -55,9 +63,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunScript]:
+def run_script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunScript]:
     """``run_script(directory, "train_gtpo.py", *argv)``: run a script in a directory, as a user does."""
-    server = ScriptServer(tmp_path_factory.mktemp("logs"))
+    server = ScriptServer(tmp_path_factory.mktemp("logs"), process=request.config.stash.get(FORKED, None))
     yield server.run
     server.close()
 

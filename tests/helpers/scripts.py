@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 180  # timeout; every script takes less than a tenth of it
@@ -79,6 +79,50 @@ def run_process(
     return ended
 
 
+class Forked:
+    """The server as a fork of this process, which has imported what both need: for the workers of pytest-xdist.
+
+    It is forked before the project and the tests are imported, with the environment of a user.
+    """
+
+    @classmethod
+    def after_imports(cls) -> "Forked | None":
+        """None with CUDA, which may have been initialised: then a server that sees no GPU has to import by itself."""
+        exec(IMPORTS, {"os": os})
+        return None if sys.modules["torch"].version.cuda else cls()
+
+    def __init__(self) -> None:
+        (asked, ask), (answer, answered) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for place, file in enumerate((asked, answered, os.open(os.devnull, os.O_WRONLY))):
+                os.dup2(file, place)
+            os.closerange(3, 1024)  # the pipes of the worker: the server ends with it
+            self._become_a_user()
+            exec(SERVER, {"__name__": "__main__"})
+            os._exit(0)
+        os.close(asked)
+        os.close(answered)
+        self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(answer)
+
+    def _become_a_user(self) -> None:
+        environment = user_environment()
+        os.environ.clear()
+        os.environ.update(environment)
+        tests = str(ROOT / "tests")
+        sys.path = ["", *(place for place in sys.path if place != str(ROOT) and not place.startswith(tests))]
+        sys.meta_path = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]
+        for name in [*sys.modules]:
+            file = str(getattr(sys.modules[name], "__file__", ""))
+            if file.startswith(f"{ROOT}/") and "site-packages" not in file:
+                del sys.modules[name]
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.argv = ["-c", ""]  # nothing is left to import
+
+    def wait(self, timeout: float) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class ScriptServer:
     """Runs scripts in a fork of a process that has already imported trl, which saves about 8 s per run.
 
@@ -88,13 +132,16 @@ class ScriptServer:
         logs: Directory for the output of the scripts.
         imports: Python source that the process executes first.
         seconds: Timeout of a script.
+        process: Forked in place of a process that imports by itself.
     """
 
-    def __init__(self, logs: Path, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS) -> None:
+    def __init__(
+        self, logs: Path, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS, process: Forked | None = None
+    ) -> None:
         self.logs = logs
         self.runs = 0
         self.seconds = seconds
-        self.process = subprocess.Popen(
+        self.process: Any = process or subprocess.Popen(
             [sys.executable, "-c", SERVER, imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
