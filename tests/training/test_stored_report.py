@@ -65,6 +65,12 @@ def store(rows: list[dict[str, Any]], path: Path) -> None:
     write_table(Table.from_pylist(rows), path)
 
 
+@fixture
+def without_curves(monkeypatch: MonkeyPatch) -> None:
+    """What is tested is beside them, and a drawing takes longer than the rest of the page."""
+    monkeypatch.setattr(html, "_curves", lambda *_: "")
+
+
 def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, build: Any) -> None:
     (_, rows), _ = tables(run)
     untrained, completions = build("gtpo"), some_cut(0)
@@ -88,6 +94,7 @@ def test_the_table_has_turns_gold_answer_and_cut_off(run: Path) -> None:
         assert all(row["messages"] == PROMPTS[step] and row["gold_answer"] == str(step + 1) for row in rows)
 
 
+@mark.usefixtures("without_curves")
 def test_columns_of_rewards_are_those_of_the_metrics(copy: Path) -> None:
     """Not what a reward logs, nor a reward that a resumed run added; one may return None for a row."""
     for path, rows in tables(copy):
@@ -124,6 +131,7 @@ def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Pat
         assert [row["spans"][1] for row in every.rows] == [("bc", weight) for weight in expected]
 
 
+@mark.usefixtures("without_curves")
 @mark.parametrize("kind", ["truncated", "entropy missing"])
 def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, caplog: LogCaptureFixture) -> None:
     """After a kill while it was written, or of another program."""
@@ -135,6 +143,7 @@ def test_an_unreadable_table_is_skipped_with_a_warning(kind: str, copy: Path, ca
     assert write_report(copy).read_text().count("A group of step ") == 1 and str(path) in caplog.text
 
 
+@mark.usefixtures("without_curves")
 def test_the_first_middle_and_last_table_of_each_run_are_shown(
     copy: Path, run: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
@@ -185,6 +194,7 @@ class Document(HTMLParser):
         self.text += data
 
 
+@mark.usefixtures("without_curves")
 def test_the_page_has_problems_and_the_command(copy: Path) -> None:
     assert "cut off at" not in write_report(copy).read_text()
     write_settings(copy / "config.yaml", read_settings(copy / "config.yaml") | {"gamma": 0.25})
@@ -194,12 +204,14 @@ def test_the_page_has_problems_and_the_command(copy: Path) -> None:
     assert "<p>100 % of the completions of steps 1 to 2 were cut off" in page
 
 
+@mark.usefixtures("without_curves")
 def test_a_table_is_written_when_the_loss_has_used_all_of_it(
     tiny: Path, tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
     """Of a generation for two updates; that of the run's last step has what is known, which the page shows."""
+    logged = {"log_completions": True, "num_completions_to_print": 0}
     settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, max_steps=5, **settings)
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=5, **logged, **settings)
     trainer.add_callback(MetricsWriter(RunDirectory(tmp_path)))
     trainer.train()
     found = {int(path.stem.rpartition("_")[2]): rows for path, rows in tables(tmp_path)}
@@ -207,7 +219,7 @@ def test_a_table_is_written_when_the_loss_has_used_all_of_it(
     for step, rows in found.items():
         unknown = [row for row in rows if row["entropy"] is None or row["entropy"] != row["entropy"]]
         assert len(rows) == GROUP and len(unknown) == (GROUP // 2 if step == 5 else 0)
-    one = make_trainer("gtpo", tiny, tmp_path / "one", log_completions=True, max_steps=1)  # the same first weights
+    one = make_trainer("gtpo", tiny, tmp_path / "one", max_steps=1, **logged)  # the same first weights
     one.train()
     [(_, of_one)] = tables(tmp_path / "one")
     same = [a["entropy"] == approx(b["entropy"], rel=1e-5) for a, b in zip(found[2], of_one, strict=True)]
@@ -223,7 +235,8 @@ def test_a_table_is_written_when_the_loss_has_used_all_of_it(
 def test_a_step_that_spans_two_generations_fills_the_newer_table_with_its_own(tiny: Path, tmp_path: Path) -> None:
     """Three micro-batches a generation, two a step: the second step has the end of one and the start of another."""
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
-    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, max_steps=2, learning_rate=0.0, **settings)
+    settings |= {"max_steps": 2, "num_completions_to_print": 0}
+    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, learning_rate=0.0, **settings)
     trainer.train()
     [(_, rows)] = tables(tmp_path)
     assert sum(row["entropy"] == row["entropy"] and row["entropy"] is not None for row in rows) == 4
