@@ -122,12 +122,13 @@ def check_training_rows(name: str, rows: Dataset) -> None:
     unread = planned(name)  # without the Hub
     assert len(unread) == len(rows)
     assert {*unread.column_names} == {*rows.column_names} == {"prompt", "answer", "solution"}
-    for (system, user), answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
+    columns = rows[:]  # at once, not row by row
+    for (system, user), answer, solution in zip(*map(columns.get, ("prompt", "answer", "solution")), strict=True):
         assert system == {"role": "system", "content": SYSTEM_PROMPT} and user["role"] == "user"
         assert isinstance(answer, str) and answer.strip() == answer != ""
         assert solution.startswith("<reasoning>\n") and solution.endswith(f"\n<answer>\n{answer}\n</answer>")
-    solutions = list(rows["solution"])
-    assert {*format_reward(solutions)} == {*accuracy_reward(solutions, list(rows["answer"]))} == {10.0}
+    solutions = columns["solution"]
+    assert {*format_reward(solutions)} == {*accuracy_reward(solutions, columns["answer"])} == {10.0}
 
 
 def test_arithmetic_as_a_dataset() -> None:
@@ -142,7 +143,7 @@ def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
     rows = load_named(DataArguments("gsm8k", data_dir=str(data_dir)))
     assert len(rows) == 7473
     check_training_rows("gsm8k", rows)
-    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["question"] for row in source]
+    assert [prompt[1]["content"] for prompt in rows[:]["prompt"]] == [row["question"] for row in source]
     for row, answer, solution in zip(source, rows["answer"], rows["solution"], strict=True):
         text, gold = row["answer"].split("\n####")
         assert answer.replace(",", "") == gold.strip().replace(",", "")
@@ -167,7 +168,7 @@ def test_math_train_row_by_row(data_dir: Path, caplog: LogCaptureFixture) -> Non
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
     kept = [row for row in source if row["unique_id"] not in empty]
     check_training_rows("math", rows)
-    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["problem"] for row in kept]
+    assert [prompt[1]["content"] for prompt in rows[:]["prompt"]] == [row["problem"] for row in kept]
     assert rows["answer"][:] == [last_box(row["solution"]) for row in kept]
     assert all(row["solution"] in solution for row, solution in zip(kept, rows["solution"], strict=True))
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 180  # timeout; every script takes less than a tenth of it
-DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # set in the test process, not for a user
+# set in the test process, not for a user; each script would compile the project again
+DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE", "PYTHONDONTWRITEBYTECODE")
 
 IMPORTS = """
 import datasets, matplotlib.figure, pandas, peft, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
@@ -109,6 +110,7 @@ class Forked:
         environment = user_environment()
         os.environ.clear()
         os.environ.update(environment)
+        sys.dont_write_bytecode = False
         tests = str(ROOT / "tests")
         sys.path = ["", *(place for place in sys.path if place != str(ROOT) and not place.startswith(tests))]
         sys.meta_path = [finder for finder in sys.meta_path if "pytest" not in type(finder).__module__]
