@@ -48,7 +48,7 @@ class Geometry(NamedTuple):
 def derive(values: Values, named: Set[str], facts: Facts) -> tuple[Values, Geometry]:
     """The settings that follow from ``values``, of which the command line has ``named``; the sizes of a step."""
     earlier, processes = facts.earlier, facts.processes
-    derived = sizes_elsewhere(earlier, values, processes, named) if earlier else {}
+    derived = sizes_elsewhere(earlier, values, processes, named) if earlier else prompts_of(values, processes, named)
     values = values | derived
     geometry = _step(values, named, facts)
     derived |= dict(zip(SIZES, geometry, strict=False))
@@ -93,6 +93,14 @@ def batch_geometry(
         completions = batch_size * accumulation_steps * processes
     batch = batch_size or max(1, completions // (processes * (accumulation_steps or 1)))
     return Geometry(batch, accumulation_steps or max(1, completions // (processes * batch)), completions)
+
+
+def prompts_of(values: Values, processes: int, named: Set[str]) -> Values:
+    """The prompts of a step whose sizes are ``named``: they count, not the prompts of a file or preset."""
+    if not values["prompts_per_step"] or not {*SIZES} <= named or "prompts_per_step" in named:
+        return {}
+    completions = math.prod(values[size] for size in SIZES) * processes
+    return {"prompts_per_step": completions // values.get("num_generations", 1) or None}
 
 
 def sizes_elsewhere(earlier: Earlier, values: Values, processes: int, named: Set[str]) -> Values:

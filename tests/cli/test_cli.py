@@ -718,6 +718,19 @@ def test_an_empty_list_keeps_an_empty_default(tmp_path: Path) -> None:
 # ---- commands that are typed again ----
 
 
+def test_both_sizes_given_go_before_the_prompts_of_a_preset_or_file(tmp_path: Path) -> None:
+    """G is 12 and a step of the preset has four prompts."""
+    of_step = ("--per_device_train_batch_size", "6", "--gradient_accumulation_steps")
+    for steps, prompts in ((2, 1), (4, 2), (8, 4)):
+        got = settings(*of_step, str(steps), "--G", "12")
+        assert (sizes(got), got["prompts_per_step"]) == ([6, steps], prompts)
+    file = config_file(tmp_path, "prompts_per_step: 3\n")
+    assert settings("--config", file, *of_step, "2", "--G", "12")["prompts_per_step"] == 1
+    for words in ([*of_step, "1", "--G", "12"], [*of_step, "4", "--G", "12", "--prompts_per_step", "1"]):
+        with refused("does not divide into groups"):
+            settings(*words)
+
+
 def test_groups_given_go_before_stored_batch_sizes(tmp_path: Path) -> None:
     assert sizes(settings("--prompts_per_step", "1", method="sft")) == [1, 1]  # the preset has a batch of 48
     assert sizes(settings("--prompts_per_step", "96", method="sft")) == [48, 2]
