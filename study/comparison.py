@@ -331,6 +331,11 @@ class Comparison:
             found.append(evaluation)
         return found
 
+    @property
+    def counts_generations(self) -> bool:
+        """Whether a step of the metrics is a generation, of which an arm has several updates."""
+        return max(arm.updates for arm in self.arms) > 1
+
     def chosen_rates(self, results: Results) -> dict[str, str]:
         """Arm -> its rate; of several the best one, once all of its runs are there."""
         if self.choices:

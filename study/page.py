@@ -239,15 +239,16 @@ def write_figure(comparison: Comparison, every: Sequence[Found], path: Path) -> 
     rows, columns = len(panels), len(every)
     if columns == 1:
         rows, columns = columns, rows
+    step = "generation" if comparison.counts_generations else "training step"
     figure, axes = grid(rows, columns, width=WIDTH / min(3, columns), height=2.4)
     for found, column in zip(every, axes.reshape(len(panels), -1).T, strict=True):
         column[0].set_title(found.base.title, loc="left", fontsize=10)
         rates_differ = len({*found.rates.values()}) > 1
         for metric, axis in zip(panels, column, strict=True):
-            axis.set(xlabel="training step", ylabel=LABELS[metric])
+            axis.set(xlabel=step, ylabel=LABELS[metric])
             for arm in comparison.arms:
                 curves = found.results.smoothed(found.name(arm), metric, comparison.window)
                 label = f"{arm.label} at {found.rates[arm.name]}" if rates_differ else arm.label
                 plot_curves(axis, label, curves, {"color": arm.color, "linewidth": 1.6})
-    add_legend(figure, f"mean over seeds of the last {comparison.window} steps; band: its 95 % interval")
+    add_legend(figure, f"mean over seeds of the last {comparison.window} {step.split()[-1]}s; band: its 95 % interval")
     write_atomically(path, partial(figure.savefig, dpi=100, format="png"))

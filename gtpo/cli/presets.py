@@ -39,7 +39,8 @@ class Preset(NamedTuple):
         rollouts = "sft" if self.method == "sft" else "rollouts"
         of_machine = {**own[self.machine], **own.get(f"{self.machine}_{rollouts}", {})}
         if self.name == "own":
-            return own["all"] | own[rollouts] | own[self.method] | of_machine
+            of_step = own.get(f"own_{self.machine}_{rollouts}", {})
+            return own["all"] | own[rollouts] | own[self.method] | of_machine | of_step
         values = read_yaml(self.path)
         return values | of_machine if (self.name, self.machine) == ("smol", "gpu") else values
 
