@@ -560,7 +560,7 @@ def test_a_stored_page_is_that_of_its_runs(name: str, tmp_path: Path, monkeypatc
     legends: list[str] = []
     monkeypatch.setattr("study.page.plot_curves", lambda axis, label, *_: legends.append(label))
     comparison = known_comparison(name)
-    page, _ = write_page(comparison, tmp_path, f"python -m study compare {name}")
+    page, *_ = write_page(comparison, tmp_path, f"python -m study compare {name}")
     assert page.read_text() == (comparison.results / "comparison.md").read_text()
     assert ("GRPO at 0.15e-3" in legends and "GTPO at 0.3e-3" in legends) == (name == "low_rate")
 
