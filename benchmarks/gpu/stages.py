@@ -259,7 +259,7 @@ VARIANTS_16_BIT = ("unsloth", "transformers")
 def rollouts(bench: Bench) -> str:
     """Four steps on every backend: the sampler generates with the adapter, and a frozen one stops the run."""
     for variant in VARIANTS if bench.device == "cuda" else ("unsloth",):
-        rows = RunDirectory(bench.trained("gtpo", variant)).read_metrics()
+        rows = metrics_of(bench.trained("gtpo", variant))
         numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
         bench.numbers[variant] = numbers
         measured = [value for value in numbers["loss"] + numbers["entropy"] if value is not None]
@@ -278,6 +278,11 @@ def rollouts(bench: Bench) -> str:
         if gaps[0] is not None:
             largest.append(f"{variant} {max(gaps):.1e}")
     return f"trainer and sampler differ by {', '.join(largest)} nats per token; a frozen adapter stops the run"
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of its steps."""
+    return RunDirectory(run).read_metrics()
 
 
 def frozen_run(bench: Bench) -> tuple[int, str]:
@@ -324,7 +329,7 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
         *("--max_steps", steps, "--seed", 1, "--logging_steps", 1, "--report_to", "none"),
     )
     bench.train(method, run, *argv, device=device)
-    rows = RunDirectory(run).read_metrics()
+    rows = metrics_of(run)
     curves = {key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")}
     bench.numbers[f"{method} {name}"] = curves
     scores = [row["formatting"] + row["accuracy"] for row in rows]
@@ -407,7 +412,7 @@ class Step:
 def timed(run: Path) -> dict[str, Any]:
     """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
     phases = json.loads((run / "phases.json").read_text())
-    row = RunDirectory(run).read_metrics()[-1]
+    row = metrics_of(run)[-1]
     settings = yaml.safe_load((run / "config.yaml").read_text())
     steps = phases["steps"][1:]
     names = sorted({name for step in steps for name in step})
