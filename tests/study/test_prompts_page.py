@@ -1,0 +1,52 @@
+"""What docs/gpu.md says of the comparison `prompts` is what its stored runs give."""
+
+import numpy as np
+import pytest
+from helpers.scripts import ROOT
+
+from gtpo.reports.curves import half_width_of
+from study.comparison import stored_comparison
+from study.found import every_found
+
+PAGE = (ROOT / "docs/gpu.md").read_text().partition("## More prompts a generation\n")[2].partition("\n## ")[0]
+ARMS = {"1, 1": "", "4, 1": "_4", "4, 4": "_4_updates", "8, 1": "_8"}
+COLUMNS = (("accuracy 26-50", "early", 1), ("pass@1 sampled", "late", 2), ("accuracy prompts 57-120", "late", 1))
+
+
+def text_of(values: list[float], places: int) -> str:
+    assert len(values) == 20
+    return f"{np.mean(values):+.{places}f} ± {half_width_of(float(np.std(values, ddof=1)), 20):.{places}f}"
+
+
+@pytest.mark.slow
+def test_the_table_and_the_sentences_are_those_of_the_runs() -> None:
+    comparison = stored_comparison("prompts")
+    (found,) = every_found(comparison)
+    arms = {arm.name: arm for arm in comparison.arms}
+    rows = {cells[1].strip(): cells[2:8] for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
+
+    def difference(one: str, other: str, measure: str, view: str) -> list[float]:
+        return list(found.at(view).pair(comparison, arms[one], arms[other]).differences(measure).values())
+
+    for column, (measure, view, places) in enumerate(COLUMNS):
+        for label, suffix in ARMS.items():
+            for place, arm in enumerate((f"grpo{suffix}", f"gtpo{suffix}")):
+                expected = text_of(difference(arm, "grpo", measure, view), places)
+                if arm == "grpo":
+                    (of_grpo, _) = found.at(view).pair(comparison, arms["gtpo"]).row(measure)["means"]
+                    expected = f"{of_grpo:.{places}f}"
+                assert rows[label][2 * column + place].strip().strip("*") == expected, (label, arm, measure)
+    words = " ".join(PAGE.split())
+    updates = [text_of(difference("grpo_4_updates", "grpo_4", m, v), 2)[1:] for m, v, _ in COLUMNS[:2]]
+    assert f"by {updates[0]} and {updates[1]} (primary)" in words
+    late, early = (text_of(difference("grpo_4", "grpo", "pass@1 greedy", view), 1)[1:] for view in ("late", "early"))
+    assert f"four solve {late} less than one at 0.3e-3, {early} more than at 0.6e-3" in words
+    solved = {
+        suffix: found.at("1.2e-3").pair(comparison, arms[f"grpo{suffix}"]).row("pass@1 sampled")["means"]
+        for suffix in ("_4", "_4_updates", "_8")
+    }
+    one = solved["_4"][0]
+    assert (
+        f"one prompt solves {one:.1f}, four updates {solved['_4_updates'][1]:.1f}, "
+        f"four prompts {solved['_4'][1]:.1f}, eight {solved['_8'][1]:.1f}" in words
+    )
