@@ -8,8 +8,9 @@ from functools import lru_cache
 from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, split_top_level
 from gtpo.grading.named import NAME, without_names
-from gtpo.grading.normal_form import MAX_LENGTH, normalise
+from gtpo.grading.normal_form import MAX_LENGTH, normalise, read
 from gtpo.grading.numerals import last_place, parse_number, same_number
+from gtpo.grading.remark import conditions_differ, with_variable
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
 from gtpo.grading.subject import CLOSED, is_name
 from gtpo.grading.units import LABEL, in_one_unit, split_unit, strip_units, without_change, without_same_change
@@ -27,17 +28,6 @@ _OPTION = re.compile(  # one label: (B) with its text
 )
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
-_INTEGER = re.compile(
-    r"([a-z])\$?\s*(?:\\in|\u2208)\s*(?:\\mathbb\s*\{?Z|\\Z|\u2124|Z)"
-    r"|(?:integers?|integer values?(?: of)?)\s*\}?\s*\$?([a-z])(?![a-z])"
-    r"|([a-z])\$?\s*\}?\s*(?:\\text\s*\{\s*)?(?:is|are|being) any? integer"
-)
-_CONDITION = re.compile(  # at the end of an answer
-    r"(?:[,(]\s*\$?[a-z]\s*(?:\\in|\u2208)\s*(?P<set>\\mathbb\s*\{?[ZNRQ]\}?|\\?[ZNRQ\u2124])"
-    r"|\bfor (?:all |any |every |some |an? )?(?P<words>(?:(?:positive|negative|even|odd|real) )*(?:integer|number))"
-    r"|(?:[,(]|\b(?:for|when|where|with|if)\b)[\s}$]*"
-    r"(?P<relation>[a-z]\s*(?:[<>\u2264\u2265]|\\(?:leq?|geq?|neq?)(?![a-z]))(?:[^,;(){}]|\{[^{}]*\})*))[^,;]*$"
-)
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
@@ -80,12 +70,10 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
     ``budget`` is the time that this comparison shares with others; its own by default. Two answers whose comparison
     ends above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
     """
-    if _conditions_differ(a, b):
+    (first, condition), (second, other) = sorted((read(a), read(b)))  # symmetric, and one cache entry per pair
+    if not first or conditions_differ(condition, other):
         return False
-    a, b = _with_one_parameter(a, b)
-    first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
-    if not first:
-        return False
+    second = with_variable(second, other, condition)
     if first.isdecimal() and second.isdecimal():
         return int(first) == int(second)
     budget = budget or TimeBudget()
@@ -97,42 +85,6 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
         shared_worker.timeouts += 1
         return False
     return is_same
-
-
-def _with_one_parameter(a: str, b: str) -> tuple[str, str]:
-    """Two general solutions with the same letter, where each names the integer of its own: 4n+3 and 4k+3."""
-    are_named = all("Z" in text or "\u2124" in text or "integer" in text for text in (a, b))
-    if not are_named or max(len(a), len(b)) > MAX_LENGTH:
-        return a, b
-    first, second = (set("".join(map("".join, _INTEGER.findall(text)))) for text in (a, b))
-    if len(first) != 1 or len(second) != 1 or first == second:
-        return a, b
-    (old,), (new,) = second, first
-    is_free = new not in re.sub(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}| (?:is|an) ", "", b)
-    return a, re.sub(rf"(?<![a-zA-Z\\]){old}(?![a-zA-Z])|(?<=\d){old}(?![a-zA-Z])", new, b) if is_free else b
-
-
-def _conditions_differ(a: str, b: str) -> bool:
-    """True if two answers have a condition on their variable, and not the same one: x > 3, x < 3, or integer x.
-
-    A set and words (k \\in \\mathbb{Z}, for all integers k) are not held against each other.
-    """
-    first = _CONDITION.search(a[-MAX_LENGTH:])
-    second = first and _CONDITION.search(b[-MAX_LENGTH:])
-    if not first or not second:
-        return False
-    kinds = {first.lastgroup or "": first, second.lastgroup or "": second}
-    relation = kinds.pop("relation", None)
-    if relation and (_is_relation(normalise(a)) or _is_relation(normalise(b))):
-        return False  # the answers themselves
-    if len(kinds) == 2:
-        return False
-    if relation and kinds:
-        ((kind, other),) = kinds.items()
-        is_positive = re.fullmatch(r"[a-z](?:>0|\\geq?1)", squash(normalise(relation["relation"].strip("*$ "))))
-        return not (is_positive and re.search("positive|N", other[kind]))
-    kind = first.lastgroup or ""
-    return squash(normalise(first[kind].strip("*$ "))) != squash(normalise(second[kind].strip("*$ ")))
 
 
 @lru_cache(maxsize=2**16)

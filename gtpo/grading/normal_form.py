@@ -11,16 +11,18 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import TABLES, boxes, depths, read_tables
+from gtpo.grading.remark import NO_CONDITION, Condition, split_remark
 from gtpo.grading.subject import without_subject
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
 _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
 _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
-_LAST_SECTIONS = (  # the others have their place in `normalise`, or in other modules
-    *("words of numbers", "number words", "numbers", "fonts", "commands", "spaces", "symbols", "python"),
+# the other sections have their place in `read`, or in other modules
+_BEFORE_REMARKS = ("words of numbers", "number words", "numbers", "fonts", "commands", "spaces", "symbols", "python")
+_LAST_SECTIONS = (
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
-    *("remainders", "conditions", "domains", "lists", "notation", "plain text", "counting", "remainders and ratios"),
+    *("remainders", "lists", "notation", "plain text", "counting", "remainders and ratios"),
     *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
     *("words", "arguments", "blanks"),
 )
@@ -38,26 +40,32 @@ _BEHIND_BOX = re.compile(r"\s*(?:\Z|[$.,]|\\[)\]]|\\text|[a-zA-Z]{2})")
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
 
-@lru_cache(maxsize=2**14)
 def normalise(text: str) -> str:
     """The normal form of an answer: one spelling for all the ways to write the same thing.
 
     Returns an empty string if there is nothing to compare: blank text, over 1,000 characters, or unmatched brackets.
     """
+    return read(text)[0]
+
+
+@lru_cache(maxsize=2**14)
+def read(text: str) -> tuple[str, Condition]:
+    """The normal form of an answer, and the condition that stands behind its value."""
     text = text.strip()
     if not text or len(text) > MAX_LENGTH:
-        return ""
+        return "", NO_CONDITION
     if _PLAIN_NUMBER.fullmatch(text):
-        return text
+        return text, NO_CONDITION
     text = _to_ascii(rewrite(text, "wrappers"))
     text = _unwrap(rewrite(" ".join(text.split()), "environments", "brackets", "decimals and bold"))
     if _PLAIN_NUMBER.fullmatch(text):
-        return text
+        return text, NO_CONDITION
     text = rewrite(text, "reversed")
     open_brackets = depths(text)
     if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
-        return ""
-    return rewrite(text, *_LAST_SECTIONS)
+        return "", NO_CONDITION
+    value, condition = split_remark(rewrite(text, *_BEFORE_REMARKS))
+    return rewrite(value, *_LAST_SECTIONS), condition
 
 
 def rewrite(text: str, *sections: str) -> str:

@@ -50,7 +50,7 @@ _OPENING = re.compile(  # so, we get that; there are exactly; the final answer i
     rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)"
     r"|(?:" + _WE_GET + r"|(?:this|it|which) (?:gives|yields|equals)|there (?:are|is|were|(?:will|would) be)"
     rf"|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
-    rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(])"
+    rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(]|[a-z]\s*=)"
     rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
     re.IGNORECASE,
 )

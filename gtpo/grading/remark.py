@@ -1,0 +1,157 @@
+r"""What comes behind a value, read whole: where it is attained, for which variables it holds, a note on its form.
+
+    remark = [","] ["("] (attained | holds | note) [")"]
+
+``8, attained at x = 2``, ``n^2 for all n``, ``\frac{5}{9} (exact)``. A condition that the grammar does not read, or that
+names a variable which the value does not have (``8 (if n > 2)``), is no remark: the text equals only itself.
+"""
+
+import re
+from typing import NamedTuple
+
+from gtpo.grading.latex import TABLES, TEXT_COMMANDS, depths
+
+
+class Condition(NamedTuple):
+    """For which values of a variable an answer holds."""
+
+    variable: str
+    kind: str  # a set of numbers: "integer", "positive integer"; or a relation: ">3"; empty for every value
+
+
+NO_CONDITION = Condition("", "")
+
+_VARIABLE = r"(?:[a-zA-Z]|\\(?:theta|phi|alpha|beta|lambda|mu|t))(?:_\{?\w\}?)?(?![a-zA-Z])"
+_VALUE = r"(?:[^\s,;()=]|\((?:[^()]|\([^()]*\))*\))+"
+_POINT = rf"(?:{_VARIABLE}|\({_VARIABLE}(?:\s*,\s*{_VARIABLE})*\))(?:\s*=\s*{_VARIABLE})*\s*=\s*{_VALUE}"
+_POINTS = rf"{_POINT}(?:\s*(?:,|,?\s(?:and|or)\s)\s*(?:{_POINT}|=\s*{_VALUE}))*"
+_KINDS = rf"(?:(?:{'|'.join(sorted(TABLES['kinds of number'].split(), key=len, reverse=True))})(?![a-z])\s*)"
+_SET = r"\\mathbb\s*\{?(?P<set>[ZNRQC])\}?\s*(?:\^\s*\{?\s*(?P<sign>[*+])\s*\}?)?"
+_RELATION = r"(?:[<>]|\\(?:leq|geq|neq)(?![a-zA-Z]))"
+_ATTAINED = re.compile(
+    r"(?:(?:which|and|it|this) )?(?:is )?(?:attained|achieved|reached|obtained|occurring|occurs)"
+    rf" (?:at|when|for|if|by|where|only (?:at|when|for|if))\s+{_POINTS}"
+    rf"|(?:with |and )?equality (?:holds |occurs )?(?:at|when|for|if|iff)\s+{_POINTS}"
+)
+_WHEN = re.compile(rf"(?:when|at|for|where)\s+(?P<variable>{_VARIABLE})\s*=\s*[^()=,;\s]+")
+_HOLDS = re.compile(
+    rf"(?:(?:for|where|with)\b|\\forall(?![a-z]))\s*(?P<kinds>{_KINDS}*)(?:(?:choices?|values?) of\s+)?"
+    rf"(?P<variable>{_VARIABLE})?(?:\s*\\in\s*{_SET}|\s*(?:is|are)\s+(?P<said>{_KINDS}+))?"
+)
+_FREE = re.compile(rf"(?:independent of|regardless of|no matter what)\s+(?P<variable>{_VARIABLE})(?: is)?")
+_MEMBER = re.compile(rf"(?P<variable>{_VARIABLE})\s*\\in\s*{_SET}")
+_DOMAIN = re.compile(
+    rf"(?:(?:for|when|whenever|where|with|if)\s+(?:all\s+)?)?(?P<variable>{_VARIABLE})\s*(?P<relation>{_RELATION}"
+    r"(?:(?!for|and|or|if|other)[^,;])*)"
+)
+_NOTE = re.compile(
+    r"(?:the |my |in )?(?:exact(?: value| answer| form)?|(?:final )?answer|inclusive|total|simplified|simplest form)"
+)
+_WORDS = (
+    "for|when|whenever|where|with|at|if|which|and|it|this|is|attained|achieved|reached|obtained|occurring|occurs|equality"
+    "|independent|regardless|no|the|my|in|exact|final|answer|inclusive|total|simplified"
+)
+_START = re.compile(  # a remark begins with a comma, a bracket, \text, or one of its words
+    rf"(?P<mark>[\s,;]*(?:\\(?:{TEXT_COMMANDS})\s*\{{[\s,]*)?(?P<bracket>\()?[\s$]*(?:\\(?:{TEXT_COMMANDS})\s*\{{\s*)?)"
+    rf"(?<![a-zA-Z\\])(?=(?:{_WORDS})\b|\\forall(?![a-z])|{_VARIABLE}\s*(?:\\in(?![a-z])|{_RELATION}))"
+)
+_NEEDED = re.compile(rf"(?<![a-zA-Z])(?:{_WORDS})(?![a-zA-Z])|\\forall|\\in(?![a-z])|{_RELATION}")
+_BUILDER = re.compile(r"\\\{(?P<value>[^|:]*?)(?:\\mid(?![a-z])|[|:])(?P<tail>[^|:]*)\\\}")
+_MAX_STARTS = 8
+_NUMBERS = {"Z": "integer", "N": "natural", "Q": "rational", "R": "real", "C": "complex"}
+_SAME = (  # conditions of other words
+    {"natural", "positive integer", ">0", "\\geq1"},
+    {"natural", "nonnegative integer", "\\geq0"},
+)
+
+
+def split_remark(text: str) -> tuple[str, Condition]:
+    """A value without the remark behind it, and the condition that the remark sets; a text without one as it is."""
+    if not _NEEDED.search(text) or text.startswith("\\begin"):
+        return text, NO_CONDITION
+    if builder := _BUILDER.fullmatch(text):
+        found = _MEMBER.fullmatch(_flat(builder["tail"]))
+        if found and found["variable"] in _variables(builder["value"]):
+            return builder["value"].strip(), _condition(found)
+    for _, start in zip(range(_MAX_STARTS), _START.finditer(text), strict=False):
+        value, tail = text[: start.start()].rstrip(" ,$"), text[start.start() :]
+        if (
+            not value
+            or depths(value)[-1]
+            or value.count("\\begin") != value.count("\\end")
+            or not _is_marked(start["mark"], tail)
+        ):
+            continue
+        condition = _read(value, _flat(tail), in_bracket=bool(start["bracket"]))
+        if condition is not None:
+            return value, condition
+    return text, NO_CONDITION
+
+
+def _is_marked(mark: str, tail: str) -> bool:
+    """True if a remark may begin here: a relation and a membership only behind a comma or in brackets."""
+    is_word = re.match(rf"(?:{_WORDS})\b|\\forall", tail[len(mark) :])
+    return bool(is_word or re.search(r"[,;(]", mark))
+
+
+def _flat(text: str) -> str:
+    """A remark as plain text, without the brackets around it."""
+    text = re.sub(rf"\\(?:{TEXT_COMMANDS})(?![a-zA-Z])\s*\{{([^{{}}]*)\}}", r" \1 ", text).replace("$", " ")
+    text = " ".join(text.split()).strip(" ,.")
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1].strip()
+    return re.sub(r"\(\s*(for|when|where)\b", r"\1", text)
+
+
+def _read(value: str, tail: str, *, in_bracket: bool) -> Condition | None:
+    """The condition that a remark sets on a value; None for a text that is no remark on it."""
+    variables = _variables(value)
+    is_number = bool(re.search(r"[\d})]\$?$", value))
+    if _ATTAINED.fullmatch(tail) or (in_bracket and _NOTE.fullmatch(tail)):
+        return NO_CONDITION
+    if found := _WHEN.fullmatch(tail):
+        return NO_CONDITION if is_number and not variables else None
+    if found := _DOMAIN.fullmatch(tail):
+        is_part = found["variable"] in variables and not re.search(rf"{_RELATION}|[,;]", value)
+        return Condition(found["variable"], re.sub(r"\s", "", found["relation"])) if is_part else None
+    if found := _FREE.fullmatch(tail):
+        return NO_CONDITION
+    if found := _MEMBER.fullmatch(tail):
+        return _condition(found) if found["variable"] in variables else None
+    if found := _HOLDS.fullmatch(tail):
+        is_open = re.search(r"\bsome\b", found["kinds"] or "") and found["variable"] not in variables
+        return _condition(found) if (found["variable"] or found["kinds"]) and not is_open else None
+    return None
+
+
+def _condition(found: re.Match[str]) -> Condition:
+    """The set of numbers of a variable, in one word for all ways to say it."""
+    parts = found.groupdict()
+    said = f"{parts.get('kinds') or ''} {parts.get('said') or ''}"
+    letter, sign = parts["set"], parts["sign"]
+    noun = _NUMBERS.get(letter or "") or next((name for name in _NUMBERS.values() if name in said), "")
+    adjectives = re.findall(r"positive|non-?negative|negative|even|odd", said + " positive" * (sign == "+"))
+    kind = " ".join([*adjectives, noun]).replace("non-", "non")
+    return Condition(parts["variable"] or "", "natural" if noun == "natural" else kind)
+
+
+def conditions_differ(a: Condition, b: Condition) -> bool:
+    """True if two answers have a condition, and not the same one; one without a condition equals either."""
+    return bool(a.kind and b.kind and a.kind != b.kind and not any({a.kind, b.kind} <= same for same in _SAME))
+
+
+def with_variable(text: str, condition: Condition, other: Condition) -> str:
+    """A general solution with the letter of another one, where each names its own integer: 4n+3 and 4k+3."""
+    old, new = condition.variable, other.variable
+    are_integers = all(re.search("integer|natural", each.kind) for each in (condition, other))
+    if not (old and new and are_integers) or old == new or new in _variables(text):
+        return text
+    return re.sub(
+        rf"(?<![a-zA-Z\\]){re.escape(old)}(?![a-zA-Z])|(?<=\d){re.escape(old)}(?![a-zA-Z])", lambda _: new, text
+    )
+
+
+def _variables(text: str) -> set[str]:
+    """The letters of a value that are no part of a command or word."""
+    bare = re.sub(r"\\text[a-z]*\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{4,}|^[a-zA-Z ]{2,}$", " ", text)
+    return set(re.findall(r"[a-zA-Z]", bare)) | set(re.findall(r"\\[a-z]+", text))
