@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import TABLES, boxes, depths, read_tables
+from gtpo.grading.piecewise import with_cases
 from gtpo.grading.remark import NO_CONDITION, Condition, split_remark
 from gtpo.grading.subject import without_subject
 
@@ -64,7 +65,7 @@ def read(text: str) -> tuple[str, Condition]:
     open_brackets = depths(text)
     if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
         return "", NO_CONDITION
-    value, condition = split_remark(rewrite(text, *_BEFORE_REMARKS))
+    value, condition = split_remark(with_cases(rewrite(text, *_BEFORE_REMARKS)))
     return rewrite(value, *_LAST_SECTIONS), condition
 
 

@@ -2,8 +2,8 @@ r"""What comes behind a value, read whole: where it is attained, for which varia
 
     remark = [","] ["("] (attained | holds | note) [")"]
 
-``8, attained at x = 2``, ``n^2 for all n``, ``\frac{5}{9} (exact)``. A condition that the grammar does not read, or that
-names a variable which the value does not have (``8 (if n > 2)``), is no remark: the text equals only itself.
+``8, attained at x = 2``, ``n^2 for all n``, ``\frac{5}{9} (exact)``. A condition that the grammar does not read, or
+that names a variable which the value does not have (``8 (if n > 2)``), is no remark: the text equals only itself.
 """
 
 import re
@@ -75,14 +75,9 @@ def split_remark(text: str) -> tuple[str, Condition]:
             return builder["value"].strip(), _condition(found)
     for _, start in zip(range(_MAX_STARTS), _START.finditer(text), strict=False):
         value, tail = text[: start.start()].rstrip(" ,$"), text[start.start() :]
-        if (
-            not value
-            or depths(value)[-1]
-            or value.count("\\begin") != value.count("\\end")
-            or not _is_marked(start["mark"], tail)
-        ):
-            continue
-        condition = _read(value, _flat(tail), in_bracket=bool(start["bracket"]))
+        is_whole = value and not depths(value)[-1] and value.count("\\begin") == value.count("\\end")
+        is_marked = is_whole and _is_marked(start["mark"], tail)
+        condition = _read(value, _flat(tail), in_bracket=bool(start["bracket"])) if is_marked else None
         if condition is not None:
             return value, condition
     return text, NO_CONDITION
@@ -146,9 +141,8 @@ def with_variable(text: str, condition: Condition, other: Condition) -> str:
     are_integers = all(re.search("integer|natural", each.kind) for each in (condition, other))
     if not (old and new and are_integers) or old == new or new in _variables(text):
         return text
-    return re.sub(
-        rf"(?<![a-zA-Z\\]){re.escape(old)}(?![a-zA-Z])|(?<=\d){re.escape(old)}(?![a-zA-Z])", lambda _: new, text
-    )
+    letter = re.escape(old)
+    return re.sub(rf"(?:(?<![a-zA-Z\\])|(?<=\d)){letter}(?![a-zA-Z])", lambda _: new, text)
 
 
 def _variables(text: str) -> set[str]:

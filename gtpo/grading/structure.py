@@ -14,10 +14,6 @@ ELLIPSIS = "\\ldots"
 MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 
 _MATRIX = re.compile(r"\\begin\{(pmatrix|cases)\}((?:(?!\\begin).)*)\\end\{\1\}")
-_IF = re.compile(r"^(?:\\text\{)?\s*(?:if|for|when|where|whenever)\b\s*(?:all\s+)?\}?(.*)$")
-_OTHERWISE = r"(?:\\text\{)?\s*(?:otherwise|else|elsewhere)[\s.]*\}?"
-_RELATION = re.compile(r"<|>|=|\\(?:leq|geq|neq)")
-_NEGATED = {"<": "\\geq ", ">": "\\leq ", "\\leq": ">", "\\geq": "<", "=": "\\neq ", "\\neq": "="}
 _COMPONENT = re.compile(  # +2\hat{j}, 2j
     r"(?:^|(?=[+-]))([+-]?)([^+-]*?)\s*\*?(?:\\(?:hat|vec|widehat)\s*\{?([ijk])\}?|(?<![a-zA-Z\\])([ijk]))(?=[+-]|$)"
 )
@@ -57,19 +53,7 @@ def _matrix(text: str) -> Structure | None:
         return table
     if table[0] == "matrix 1":
         return "list", tuple(itertools.chain(*rows))
-    if table[0] == "matrix 2":
-        rows = _conditions(rows)
     return "cases", tuple(map(",".join, rows))
-
-
-def _conditions(rows: list[list[str]]) -> list[list[str]]:
-    """The rows of cases with bare conditions: without "if", and "otherwise" as what the only other row leaves."""
-    rows = [[value, re.sub(r"\bis\b", "", _IF.sub(r"\1", condition))] for value, condition in rows]
-    relations = [_RELATION.search(condition) for _, condition in rows]
-    if len(rows) == 2 and relations[0] and re.fullmatch(_OTHERWISE, rows[1][1]):
-        rest = rows[0][1].replace(relations[0][0], _NEGATED[relations[0][0]])
-        return [rows[0], [rows[1][0], rest]]
-    return rows
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Structure | None:
