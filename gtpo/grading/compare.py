@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
 
 from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
@@ -28,6 +29,7 @@ _OPTION = re.compile(  # one label: (B) with its text
 )
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
+_CUT_OFF = Fraction(99, 100)  # of the last place: a decimal is rounded or cut off
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
@@ -152,16 +154,16 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     if text.count("=") == len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
     value = values[-1]
-    is_constant = not _variables(split_unit(value).value)
+    is_constant = not _has_variables(value)
     is_sum = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
     is_unfinished = is_sum or re.fullmatch(r"[^=]*\d[^=]*=0", text)  # 2a + b = 0
     is_named = NAME.fullmatch(name) and (is_name(name) if has_words(name) else not _is_closed(name))
     if not (is_named or (is_constant and not is_unfinished and _is_quantity(name))):
-        if _variables(text):
+        if any(map(_has_variables, (name, *values))):
             return "", text  # an equation
         name, values = "", [name, *values]
     for member in values[:-1]:
-        is_formula = is_constant and _variables(member)
+        is_formula = is_constant and _has_variables(member)
         if not (is_formula or member == value or _same_structure(member, value, budget)):
             return "", text
     return name.replace(" ", ""), value
@@ -320,11 +322,12 @@ def _is_relation(text: str) -> bool:
 def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
     r"""True if `a` is the exact value of ``\frac{50}{3} \approx 16.67``, or the decimal that rounds it."""
     exact, sign, decimal = b.partition("\\approx")
-    if not sign:
+    value = split_unit(decimal).value
+    if not sign or not parse_number(value):
         return False
-    if "." in decimal and same_number(a, decimal):
-        return budget.sympy_equal(exact, decimal, tolerance=last_place(decimal))
-    return _same(a.partition("\\approx")[0], exact, budget)
+    if not (("." in value and same_number(a, value)) or _same(a.partition("\\approx")[0], exact, budget)):
+        return False
+    return budget.sympy_equal(split_unit(exact).value, value, tolerance=last_place(value) * _CUT_OFF)
 
 
 def has_words(text: str) -> bool:
@@ -337,6 +340,11 @@ def squash(text: str) -> str:
     """A text without what does not matter between words; a minus between the names of points does."""
     text = re.sub(r"(?<=[a-z])-(?=[a-z]{3})|(?<=[a-z]{3})-(?=[a-z])", "", text)
     return re.sub(r"[\s'\"{}]|\\(?:text|mbox)|(?<=[a-zA-Z])\.", "", text).casefold()
+
+
+def _has_variables(text: str) -> bool:
+    """True for an expression with a variable; not for a value with a unit."""
+    return bool(_variables(split_unit(text).value))
 
 
 def _variables(text: str) -> set[str]:

@@ -1,9 +1,10 @@
 r"""What comes behind a value, read whole: where it is attained, for which variables it holds, a note on its form.
 
-    remark = [","] ["("] (attained | holds | note) [")"]
+    remark = [","] ["("] (attained | holds | note | mark value) [")"]
 
 ``8, attained at x = 2``, ``n^2 for all n``, ``\frac{5}{9} (exact)``. A condition that the grammar does not read, or
-that names a variable which the value does not have (``8 (if n > 2)``), is no remark: the text equals only itself.
+that names a variable which the value does not have (``8 (if n > 2)``), is no remark: the text equals only itself. A
+value that is said again, ``\frac{1}{2} (or 0.5)``, makes a chain, ``0.5=\frac{1}{2}``, which has a value if it is true.
 """
 
 import re
@@ -47,15 +48,20 @@ _DOMAIN = re.compile(
 _NOTE = re.compile(
     r"(?:the |my |in )?(?:exact(?: value| answer| form)?|(?:final )?answer|inclusive|total|simplified|simplest form)"
 )
+_AGAIN = re.compile(r"(?:=|or|i\.?e\.?,?|that is,?|which is|equivalently,?|also)\s*(?P<value>[^<>=]*\d[^<>=]*)")
+_ABOUT = re.compile(r"(?:\\approx|approximately|approx\.?|about|roughly)\s*(?P<value>[-\d.]+)")
 _WORDS = (
     "for|when|whenever|where|with|at|if|which|and|it|this|is|attained|achieved|reached|obtained|occurring|occurs|equality"
     "|independent|regardless|no|the|my|in|exact|final|answer|inclusive|total|simplified"
 )
+_BRACKET = re.compile(r"(?P<value>[^()]*[\d}a-z])\s+\((?P<inner>(?:[^()]|\([^()]*\))*)\)")
+_PERCENT = re.compile(r"[\d./]+\s*\\?%")
+_MEASURE = re.compile(r"[\d./]+\s*[a-z]{2,}")
 _START = re.compile(  # a remark begins with a comma, a bracket, \text, or one of its words
     rf"(?P<mark>[\s,;]*(?:\\(?:{TEXT_COMMANDS})\s*\{{[\s,]*)?(?P<bracket>\()?[\s$]*(?:\\(?:{TEXT_COMMANDS})\s*\{{\s*)?)"
     rf"(?<![a-zA-Z\\])(?=(?:{_WORDS})\b|\\forall(?![a-z])|{_VARIABLE}\s*(?:\\in(?![a-z])|{_RELATION}))"
 )
-_NEEDED = re.compile(rf"(?<![a-zA-Z])(?:{_WORDS})(?![a-zA-Z])|\\forall|\\in(?![a-z])|{_RELATION}")
+_NEEDED = re.compile(rf"\)$|(?<![a-zA-Z])(?:{_WORDS})(?![a-zA-Z])|\\forall|\\in(?![a-z])|{_RELATION}")
 _BUILDER = re.compile(r"\\\{(?P<value>[^|:]*?)(?:\\mid(?![a-z])|[|:])(?P<tail>[^|:]*)\\\}")
 _MAX_STARTS = 8
 _NUMBERS = {"Z": "integer", "N": "natural", "Q": "rational", "R": "real", "C": "complex"}
@@ -69,6 +75,8 @@ def split_remark(text: str) -> tuple[str, Condition]:
     """A value without the remark behind it, and the condition that the remark sets; a text without one as it is."""
     if not _NEEDED.search(text) or text.startswith("\\begin"):
         return text, NO_CONDITION
+    if (bracket := _BRACKET.fullmatch(text)) and (again := _value_again(bracket["value"], _flat(bracket["inner"]))):
+        return again, NO_CONDITION
     if builder := _BUILDER.fullmatch(text):
         found = _MEMBER.fullmatch(_flat(builder["tail"]))
         if found and found["variable"] in _variables(builder["value"]):
@@ -81,6 +89,16 @@ def split_remark(text: str) -> tuple[str, Condition]:
         if condition is not None:
             return value, condition
     return text, NO_CONDITION
+
+
+def _value_again(value: str, inner: str) -> str:
+    """The chain of a value and another form of it in brackets; empty if they hold no other form."""
+    if found := _AGAIN.fullmatch(inner):
+        return f"{found['value']}={value}"
+    if found := _ABOUT.fullmatch(inner):
+        return f"{value}\\approx {found['value']}"
+    is_measure = _MEASURE.fullmatch(inner) and _MEASURE.fullmatch(_flat(value))
+    return f"{inner}={value}" if is_measure or _PERCENT.fullmatch(inner) else ""
 
 
 def _is_marked(mark: str, tail: str) -> bool:
