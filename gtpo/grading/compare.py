@@ -23,7 +23,7 @@ _RELATION = f"=|{_COMPARISON}"
 _OPERATION = rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
-_POINT = re.compile(r"^\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations elsewhere
+_POINT = re.compile(r"(?:^|(?<=[,; ]))\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations elsewhere
 _OPTION = re.compile(  # one label: (B) with its text
     r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
@@ -62,7 +62,7 @@ def _readings(prediction: str, gold: str) -> Iterator[str]:
     pattern, separator = (_LISTED, ", ") if kind else (_MIXED, " ")
     if pattern.search(prediction):
         yield pattern.sub(separator, prediction)
-    if kind == "()" and _POINT.match(prediction):
+    if kind in ("()", "list") and _POINT.match(prediction):
         yield _POINT.sub("", prediction)
 
 
@@ -121,7 +121,7 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
         return _same(value_a, value_b, budget)
     are_equations = "=" in a and "=" in b and "list" not in (parse_structure(a)[0], parse_structure(b)[0])
     if (name_a and name_b) or ((name_a or name_b) and are_equations):
-        return budget.sympy_equal(a, b)
+        return "\\angle" not in name_a + name_b and budget.sympy_equal(a, b)  # another angle
     if (value_a, value_b) != (a, b):
         return _same(value_a, value_b, budget)
     return _same_structure(a, b, budget)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import TABLES, boxes, depths, read_tables
-from gtpo.grading.piecewise import with_cases
+from gtpo.grading.piecewise import OPPOSITE, with_cases
 from gtpo.grading.remark import NO_CONDITION, Condition, split_remark
 from gtpo.grading.subject import without_subject
 
@@ -204,6 +204,9 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "between": _between,
     "double_factorial": _double_factorial,
     "commuted": _commuted,
+    "congruent": lambda match: f"N={int(match[2]) % (int(match[3]) or 1)}",
+    "angle": lambda match: " " + min(match[1] + match[2] + match[3], match[3] + match[2] + match[1]),
+    "negated": lambda match: OPPOSITE[match[1]],
     "command": lambda match: _COMMANDS.get(match[1], match[0]),
     "unescape": lambda match: html.unescape(match[0]),
     "ungrouped": lambda match: re.sub("[,._]", "", match[0]),

@@ -18,8 +18,8 @@ _BRANCH = re.compile(  # a row without &
     rf"(?P<value>.+?)(?:\s*,?\s*\b(?:{_IF}\b(?:\s+all\b)?\s*(?P<condition>.+)|(?P<rest>{_OTHERWISE}))|\s*,\s*(?P<bare>.+))"
 )
 _RELATION = re.compile(r"<|>|=|\\(?:leq|geq|neq)")
-_OPPOSITE = {"<": "\\geq ", ">": "\\leq ", "\\leq": ">", "\\geq": "<", "=": "\\neq ", "\\neq": "="}
-_OPPOSITE |= {"even": "odd", "odd": "even", "rational": "irrational", "irrational": "rational"}
+OPPOSITE = {"<": "\\geq ", ">": "\\leq ", "\\leq": ">", "\\geq": "<", "=": "\\neq ", "\\neq": "="}
+OPPOSITE |= {"even": "odd", "odd": "even", "rational": "irrational", "irrational": "rational"}
 _ANY = re.compile(rf"{_RELATION.pattern}|\b(?:even|odd|rational|irrational)\b")
 
 
@@ -64,4 +64,4 @@ def _with_the_rest(row: tuple[str, str], other: tuple[str, str]) -> tuple[str, s
     found = _ANY.search(other[1])
     if row[1] != "otherwise" or not found:
         return row
-    return row[0], other[1].replace(found[0], _OPPOSITE[found[0]])
+    return row[0], other[1].replace(found[0], OPPOSITE[found[0]])

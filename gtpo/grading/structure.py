@@ -64,7 +64,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Structure | None:
 
 def _vector(text: str) -> Structure | None:
     r"""``\hat{i} + 2\hat{j} + 3\hat{k}`` as (1, 2, 3)."""
-    if not re.search(r"[jk]\}?$", text):
+    if not re.search(r"[ijk]\}?$", text):
         return None
     terms = _COMPONENT.findall(text)
     found = {marked or bare: sign.strip("+") + (factor or "1") for sign, factor, marked, bare in terms}
@@ -117,7 +117,10 @@ def _expand_signs(items: list[str]) -> Items:
         for plus, minus in ("+-", "-+"):
             value = re.sub(r"\\pm(?![a-zA-Z])", plus, item)
             value = re.sub(r"\\mp(?![a-zA-Z])", minus, value)
-            values.append(value if value == item else value.strip().removeprefix("+"))
+            if value != item:
+                value = value.strip().removeprefix("+")
+                value = f"({value})" if re.fullmatch(r"\d+-\d+", value) else value  # no range
+            values.append(value)
             if value == item:
                 break
     return tuple(values)
