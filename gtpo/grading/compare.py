@@ -10,7 +10,7 @@ from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, split_top_level
 from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise, read
-from gtpo.grading.numerals import last_place, parse_number, same_number
+from gtpo.grading.numerals import as_fraction, last_place, parse_number, same_number
 from gtpo.grading.remark import conditions_differ, with_variable
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
 from gtpo.grading.subject import CLOSED, is_name
@@ -29,7 +29,7 @@ _OPTION = re.compile(  # one label: (B) with its text
 )
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
-_CUT_OFF = Fraction(99, 100)  # of the last place: a decimal is rounded or cut off
+_BELOW_HALF = Fraction(49, 100)
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
@@ -323,11 +323,17 @@ def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
     r"""True if `a` is the exact value of ``\frac{50}{3} \approx 16.67``, or the decimal that rounds it."""
     exact, sign, decimal = b.partition("\\approx")
     value = split_unit(decimal).value
-    if not sign or not parse_number(value):
+    number = parse_number(value)
+    if not sign or not number:
         return False
     if not (("." in value and same_number(a, value)) or _same(a.partition("\\approx")[0], exact, budget)):
         return False
-    return budget.sympy_equal(split_unit(exact).value, value, tolerance=last_place(value) * _CUT_OFF)
+    place = last_place(value)
+    rounded, exact = number[0], split_unit(exact).value
+    cut_off = rounded + (place if rounded > 0 else -place) / 2  # the middle of what is cut off to it
+    return budget.sympy_equal(exact, as_fraction(rounded), tolerance=place / 2) or budget.sympy_equal(
+        exact, as_fraction(cut_off), tolerance=place * _BELOW_HALF
+    )
 
 
 def has_words(text: str) -> bool:

@@ -52,7 +52,7 @@ _AGAIN = re.compile(r"(?:=|or|i\.?e\.?,?|that is,?|which is|equivalently,?|also)
 _ABOUT = re.compile(r"(?:\\approx|approximately|approx\.?|about|roughly)\s*(?P<value>[-\d.]+)")
 _WORDS = (
     "for|when|whenever|where|with|at|if|which|and|it|this|is|attained|achieved|reached|obtained|occurring|occurs|equality"
-    "|independent|regardless|no|the|my|in|exact|final|answer|inclusive|total|simplified"
+    "|independent|regardless|only|no|the|my|in|exact|final|answer|inclusive|total|simplified"
 )
 _BRACKET = re.compile(r"(?P<value>[^()]*[\d}a-z])\s+\((?P<inner>(?:[^()]|\([^()]*\))*)\)")
 _PERCENT = re.compile(r"[\d./]+\s*\\?%")
@@ -127,7 +127,7 @@ def _read(value: str, tail: str, *, in_bracket: bool) -> Condition | None:
     if found := _DOMAIN.fullmatch(tail):
         is_part = found["variable"] in variables and not re.search(rf"{_RELATION}|[,;]", value)
         return Condition(found["variable"], re.sub(r"\s", "", found["relation"])) if is_part else None
-    if found := _FREE.fullmatch(tail):
+    if tail == "only" or _FREE.fullmatch(tail):
         return NO_CONDITION
     if found := _MEMBER.fullmatch(tail):
         return _condition(found) if found["variable"] in variables else None

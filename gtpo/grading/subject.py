@@ -20,10 +20,10 @@ def _any(name: str) -> str:
 _POINTS = "(?-i:[A-Z]{1,4})"
 _MATH = rf"\\(?:triangle|angle|overline)\s*\{{?{_POINTS}\}}?|{_POINTS}|[a-zA-Z](?:_\{{?\w\}}?|\([a-z\d]\))?"
 _MATH += rf"|\$(?:{_MATH}|[a-z](?:\s*\+\s*[a-z])+)\$"
-_DETERMINER = r"(?:the|an?|its|his|her|their|our|my|your|this|that|(?:the )?[a-z]+'s)\s+"
-_NOUNS = (
-    rf"(?:{_DETERMINER})?(?:(?:[a-z][a-z'-]+\s+){{0,3}}[a-z][a-z'-]+|(?:{_MATH})(?![a-z]))(?:\s+(?:{_MATH})(?![a-z]))?"
-)
+_DETERMINER = r"(?:the|an?|each|every|its|his|her|their|our|my|your|this|that|(?:the )?[a-z]+'s)\s+"
+_PRONOUNS = "he|she|it|they|we|you"
+_WORD = rf"(?!(?:{_PRONOUNS})\s)[a-z][a-z'-]+"
+_NOUNS = rf"(?:{_DETERMINER})?(?:(?:{_WORD}\s+){{0,3}}{_WORD}|(?:{_MATH})(?![a-z]))(?:\s+(?:{_MATH})(?![a-z]))?"
 _LINKS = "of|in|for|on|per|between"
 _TOTAL = r"(?:\s+(?:in total|in all|altogether))?"
 _FINAL = rf"(?:(?:{_any('modifiers of a subject')})\s+)*"
@@ -33,29 +33,33 @@ _ANSWER = re.compile(
     r"|\s+(?:to|for)\s+part\s+\(?[a-z0-9]\)?|\s+choice|\s+option)?",
     re.IGNORECASE,
 )
+_CLAUSE = rf"(?:\s+(?:that\s+)?(?:{_PRONOUNS}|(?-i:[A-Z])[a-z]+)\s+(?:{_any('verbs')})(?![a-zA-Z]))?"
 _QUANTITY = re.compile(
     rf"(?:{_DETERMINER})?{_FINAL}(?:(?:{_any('quantities')})(?:\s+{_FINAL}(?:{_any('quantities')}))?|(?:{_MATH})(?![a-z]))"
     rf"(?P<of>(?:\s+(?:{_LINKS})\s+{_NOUNS}(?:\s+and\s+(?:{_MATH})(?![a-z]))?)*)"
-    r"(?:(?<=\sways)\s+to\s+[a-z]+(?P<to>(?:\s+(?:the|an?|all|these))?(?:\s+[a-z-]+){0,3}))?",
+    r"(?:(?<=\sways)\s+to\s+[a-z]+(?P<to>(?:\s+(?:the|an?|all|these))?(?:\s+[a-z-]+){0,3}))?"
+    rf"{_CLAUSE}",
     re.IGNORECASE,
 )
 _SOMEBODY = rf"(?:he|she|it|they|we|you|i|(?P<who>{_DETERMINER}[a-z]+|[A-Z][a-z]+))"
 _SENTENCE = re.compile(
-    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should))?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
+    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should|(?:need|needs|needed|has|have|had)\s+to))?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
     re.IGNORECASE,
 )
 _WE_GET = "(?:we|i) (?:get|got|have|find|obtain|see|conclude)\\b(?: that)?:?"
-_EXACTLY = "exactly|precisely|only|just|a total of"
+_EXACTLY = "exactly|precisely|simply|only|just|a total of"
 _OPENING = re.compile(  # so, we get that; there are exactly; the final answer is
-    rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)"
-    r"|(?:" + _WE_GET + r"|(?:this|it|which) (?:gives|yields|equals)|there (?:are|is|were|(?:will|would) be)"
+    rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)|{_WE_GET}(?<=that)\s+(?=.)"
+    r"|(?:"
+    + _WE_GET
+    + r"|(?:this|that|it|which) (?:gives|yields|equals|leaves|comes to|amounts to)|there (?:are|is|were|(?:will|would) be)"
     rf"|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
     rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(]|[a-z]\s*=)"
     rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
     re.IGNORECASE,
 )
 _COPULA = re.compile(
-    r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+(?:equal to\s+|exactly\s+)?(?=\S)"
+    r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+(?:equal to\s+|(?:located )?at\s+(?=\()|(?:exactly|simply)\s+)?(?=\S)"
 )
 _ATTEMPTS = frozenset(TABLES["answers"].split())
 
