@@ -42,24 +42,24 @@ _QUANTITY = re.compile(
     re.IGNORECASE,
 )
 _SOMEBODY = rf"(?:he|she|it|they|we|you|i|(?P<who>{_DETERMINER}[a-z]+|[A-Z][a-z]+))"
+_MODAL = r"(?:will|would|can|must|should|(?:need|needs|needed|has|have|had)\s+to)"
 _SENTENCE = re.compile(
-    rf"{_SOMEBODY}(?:\s+(?:will|would|can|must|should|(?:need|needs|needed|has|have|had)\s+to))?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
+    rf"{_SOMEBODY}(?:\s+{_MODAL})?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
     re.IGNORECASE,
 )
 _WE_GET = "(?:we|i) (?:get|got|have|find|obtain|see|conclude)\\b(?: that)?:?"
 _EXACTLY = "exactly|precisely|simply|only|just|a total of"
 _OPENING = re.compile(  # so, we get that; there are exactly; the final answer is
     rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)|{_WE_GET}(?<=that)\s+(?=.)"
-    r"|(?:"
-    + _WE_GET
-    + r"|(?:this|that|it|which) (?:gives|yields|equals|leaves|comes to|amounts to)|there (?:are|is|were|(?:will|would) be)"
-    rf"|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
+    rf"|(?:{_WE_GET}|(?:this|that|it|which) (?:gives|yields|equals|leaves|comes to|amounts to)"
+    rf"|there (?:are|is|were|(?:will|would) be)|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
     rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(]|[a-z]\s*=)"
     rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
     re.IGNORECASE,
 )
 _COPULA = re.compile(
-    r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+(?:equal to\s+|(?:located )?at\s+(?=\()|(?:exactly|simply)\s+)?(?=\S)"
+    r"\s+(?:is|are|was|were|equals|will be|would be|must be|should be)\s+"
+    r"(?:equal to\s+|(?:located )?at\s+(?=\()|(?:exactly|simply)\s+)?(?=\S)"
 )
 _ATTEMPTS = frozenset(TABLES["answers"].split())
 
