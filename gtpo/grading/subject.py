@@ -52,7 +52,8 @@ _EXACTLY = "exactly|precisely|simply|only|just|a total of"
 _OPENING = re.compile(  # so, we get that; there are exactly; the final answer is
     rf"(?:{'|'.join(TABLES['connectives'])})\b,?\s*(?:{_WE_GET}\s*)?(?=.)|{_WE_GET}(?<=that)\s+(?=.)"
     rf"|(?:{_WE_GET}|(?:this|that|it|which) (?:gives|yields|equals|leaves|comes to|amounts to)"
-    rf"|there (?:are|is|were|(?:will|would) be)|(?:it|this|[a-z]) (?:is|must be|should be)|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
+    rf"|there (?:are|is|were|(?:will|would) be)|(?:it|this|[a-z]) (?:is|must be|should be)"
+    rf"|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
     rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?point)\s+(?=[-\d\\$(]|[a-z]\s*=)"
     rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
     re.IGNORECASE,
