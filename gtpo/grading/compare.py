@@ -30,6 +30,7 @@ _OPTION = re.compile(  # one label: (B) with its text
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
 _BELOW_HALF = Fraction(49, 100)
+_INTERVAL = re.compile(r"[a-z]\\in[\[(]")
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
@@ -115,6 +116,10 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
     verdict = _same_option(a, b, budget)
     if verdict is not None:
         return verdict
+    if (_INTERVAL.match(a) and parse_structure(b)[0] == "list") or (
+        _INTERVAL.match(b) and parse_structure(a)[0] == "list"
+    ):
+        return False  # x \in (3, 8) is no list
     name_a, value_a = _assignment(a, budget)
     name_b, value_b = _assignment(b, budget)
     if name_a and name_a == name_b:

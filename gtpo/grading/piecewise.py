@@ -50,13 +50,13 @@ def _row(line: str) -> tuple[str, str] | None:
         if not branch:
             return None
         value, condition = branch["value"], branch["condition"] or branch["bare"] or branch["rest"]
-    condition = re.sub(rf"^{_IF}\b(?:\s+all\b)?|&", "", condition.strip(" ,.")).strip(" ,.:")
+    condition = re.sub(rf"^{_IF}\b(?:\s+all\b)?|&", "", condition.strip(" ,.;")).strip(" ,.:")
     if re.fullmatch(_OTHERWISE, condition):
         condition = "otherwise"
     elif not _RELATION.search(condition):
         words = re.sub(r"\b(?:is|an?)\b", "", condition).split()
         condition = " ".join(sorted(words))  # for even n, n is even
-    return (value.strip(" ,."), condition) if condition else None
+    return (value.strip(" ,.;"), condition) if condition else None
 
 
 def _with_the_rest(row: tuple[str, str], other: tuple[str, str]) -> tuple[str, str]:

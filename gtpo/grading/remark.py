@@ -34,13 +34,13 @@ _ATTAINED = re.compile(
     rf" (?:at|when|for|if|by|where|only (?:at|when|for|if))\s+{_POINTS}"
     rf"|(?:with |and )?equality (?:holds |occurs )?(?:at|when|for|if|iff)\s+{_POINTS}"
 )
-_WHEN = re.compile(rf"(?:when|at|for|where)\s+(?P<variable>{_VARIABLE})\s*=\s*[^()=,;\s]+")
+_WHEN = re.compile(rf"(?:when|at|for|where)\s+(?P<variable>{_VARIABLE})\s*=\s*[^()=,;\s]+(?:,?\s(?:and|or)\s{_POINT})?")
 _HOLDS = re.compile(
     rf"(?:(?:for|where|with)\b|\\forall(?![a-z]))\s*(?P<kinds>{_KINDS}*)(?:(?:choices?|values?) of\s+)?"
     rf"(?P<variable>{_VARIABLE})?(?:\s*\\in\s*{_SET}|\s*(?:is|are)\s+(?P<said>{_KINDS}+))?"
 )
 _FREE = re.compile(rf"(?:independent of|regardless of|no matter what)\s+(?P<variable>{_VARIABLE})(?: is)?")
-_MEMBER = re.compile(rf"(?P<variable>{_VARIABLE})\s*\\in\s*{_SET}")
+_MEMBER = re.compile(rf"(?P<variable>{_VARIABLE})\s*(?:\\in\s*{_SET}|(?:is|being)\s+(?P<said>{_KINDS}+))")
 _DOMAIN = re.compile(
     rf"(?:(?:for|when|whenever|where|with|if)\s+(?:all\s+)?)?(?P<variable>{_VARIABLE})\s*(?P<relation>{_RELATION}"
     r"(?:(?!for|and|or|if|other)[^,;])*)"
@@ -59,7 +59,7 @@ _PERCENT = re.compile(r"[\d./]+\s*\\?%")
 _MEASURE = re.compile(r"[\d./]+\s*[a-z]{2,}")
 _START = re.compile(  # a remark begins with a comma, a bracket, \text, or one of its words
     rf"(?P<mark>[\s,;]*(?:\\(?:{TEXT_COMMANDS})\s*\{{[\s,]*)?(?P<bracket>\()?[\s$]*(?:\\(?:{TEXT_COMMANDS})\s*\{{\s*)?)"
-    rf"(?<![a-zA-Z\\])(?=(?:{_WORDS})\b|\\forall(?![a-z])|{_VARIABLE}\s*(?:\\in(?![a-z])|{_RELATION}))"
+    rf"(?<![a-zA-Z\\])(?=(?:{_WORDS})\b|\\forall(?![a-z])|{_VARIABLE}\s*(?:\\in(?![a-z])|{_RELATION}|(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*(?:is|being)\b))"
 )
 _NEEDED = re.compile(rf"\)$|(?<![a-zA-Z])(?:{_WORDS})(?![a-zA-Z])|\\forall|\\in(?![a-z])|{_RELATION}")
 _BUILDER = re.compile(r"\\\{(?P<value>[^|:]*?)(?:\\mid(?![a-z])|[|:])(?P<tail>[^|:]*)\\\}")
