@@ -95,10 +95,11 @@ def without_change(gold: str) -> str:
 
     A noun of a gold answer that would be none in an answer, ``17\text{ any text}``, is a label.
     """
-    if len(gold) > MAX_LENGTH or not re.search(r"\d.*[a-zA-Z}$]$", gold):
+    if len(gold) > MAX_LENGTH or not re.search(r"\d", gold):
         return gold
-    rest = _CHANGE.sub(r"\g<end>", gold)
-    if rest != gold:
+    said = rewrite(gold.strip(), "prose")  # an increase of 15%
+    rest = _without_change(said)
+    if rest != said:
         return gold if CLOSED & set(re.findall("[a-z]+", rest)) else rest  # 18 or more
     noun = _GOLD_NOUN.fullmatch(gold)
     is_unread = noun and _is_open(noun[2]) and split_unit(normalise(gold)).unit is None
@@ -106,9 +107,14 @@ def without_change(gold: str) -> str:
 
 
 def without_same_change(a: str, b: str) -> tuple[str, str]:
-    """Two answers without the word of change that both have: ``5 km north`` and ``5000 m north``."""
-    is_same = (x := _CHANGE.search(a)) and (y := _CHANGE.search(b)) and x["word"] == y["word"]
-    return (_CHANGE.sub(r"\g<end>", a), _CHANGE.sub(r"\g<end>", b)) if is_same else (a, b)
+    """Two answers without a word of change of one meaning in both: ``5 km north`` and ``5000 m northward``."""
+    first, second = (match and _MEANINGS[match["word"]] for match in map(_CHANGE.search, (a, b)))
+    is_same = first and first == second
+    return (_without_change(a), _without_change(b)) if is_same else (a, b)
+
+
+def _without_change(text: str) -> str:
+    return re.sub(rf"\\(?:{TEXT_COMMANDS})\s*\{{\s*\}}", "", _CHANGE.sub(r"\g<end>", text))
 
 
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
@@ -246,7 +252,8 @@ def _any(words: Iterable[str]) -> str:
 
 _MAX_BITS = 256  # of a number that is squared or cubed
 _MAX_SCALES = 3  # 5 hundred thousand million
-_NOT_HEADS = _words("not_heads", "changes")
+_MEANINGS: dict[str, str] = TABLES["changes"] | TABLES["eras"]
+_NOT_HEADS = _words("not_heads") | frozenset(_MEANINGS)
 _SCALES = {name: Fraction(str(size)) for name, size in TABLES["scales"].items()}
 _SCALES |= {f"{name}s": size for name, size in _SCALES.items()}
 _SCALES |= {f"{name}s": Fraction(1, size) for name, size in TABLES["denominators"].items() if name != "half"}
@@ -259,8 +266,8 @@ _OPEN_WORD = re.compile(  # no sixteenths, no zillions
 )
 _GOLD_NOUN = re.compile(r"(-?\d+)\s*\\text\{\s*([a-z]+(?: [a-z]+)?)\s*\}")
 _CHANGE = re.compile(
-    rf"(?<=[\d%}}a-z{{])\s*(?<![a-zA-Z])(?:to the\s+)?(?P<word>{_any(TABLES['changes'].split())})"
-    r"(?:\s+from now)?(?P<end>\s*\}?\$?)$"
+    rf"(?<=[\d%}}a-z{{])\s*(?<![a-zA-Z])(?:(?:{_any(TABLES['before a change'])})\s+)?"
+    rf"(?P<word>{_any(map(re.escape, _MEANINGS))})(?P<end>\s*\}}?\$?)$"
 )
 _KNOWN = _known_units()
 _SPACED = re.compile(_any(name.replace("-", r"\s+") for name in _KNOWN if "-" in name), re.IGNORECASE)
