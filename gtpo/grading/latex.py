@@ -16,7 +16,7 @@ def read_tables(name: str) -> dict[str, Any]:
 
 
 TABLES = read_tables("tables.yaml") | read_tables("words.yaml")
-TABLES["foreign_units"] = {word: unit for unit, words in TABLES["foreign_units"].items() for word in words.split()}
+TABLES["foreign_units"] = {word.replace("_", " "): unit for unit, words in TABLES["foreign_units"].items() for word in words.split()}
 TABLES["changes"] = {word: words[0] for words in TABLES["changes"] for word in words}
 
 FUNCTIONS = TABLES["functions"]

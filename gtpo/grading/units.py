@@ -34,7 +34,7 @@ class Measure(NamedTuple):
 
     value: str
     unit: Unit | None  # None: no unit; LABEL: a noun, such as "units" or "dogs"
-    is_letter: bool = False  # the unit is one bare letter, so it may be a variable: 2s
+    is_letter: bool = False  # the unit is a bare letter or mark, and may be a variable or a prime: 2s, 2'
 
 
 LABEL = Unit(Fraction(0), frozenset())
@@ -59,6 +59,7 @@ def _known_units() -> dict[str, Unit]:
     return known
 
 
+_POWERS: dict[str, int] = TABLES["unit_powers"]
 # a value and what may be its unit: in text, or bare words after the first or the last number
 _MARKED = re.compile(rf"(?P<value>.*?)(?P<unit>(?:\\frac\{{)?\s*(?:\\mu\s*)?\\(?:{TEXT_COMMANDS})(?![a-zA-Z]).*)")
 _BARE = (
@@ -67,11 +68,14 @@ _BARE = (
 )
 _FIRST = re.compile(f"(?P<value>.*?{_BARE}")
 _LAST = re.compile(f"(?P<value>.*{_BARE}")
+_POWER = "|".join(_POWERS)
 _FACTOR = re.compile(
-    r"[\s{(*.]*(?P<per>/|per\b)?[\s{(]*(?:(?P<before>square|sq|cubic|cu)[.\s]+)?"
+    rf"[\s{{(*.]*(?P<per>/|per\b)?[\s{{(]*(?:(?i:(?P<before>{_POWER}))[.\s]+)?"
     r"(?!per\b)(?P<word>[a-zA-Z](?:[a-zA-Z.-]*[a-zA-Z])?)\.?[\s})]*"
-    r"(?:\^\{?(?P<power>-?\d)\}?|(?P<bare>[23])(?!\d)|(?P<after>squared|cubed)\b|[,:-]*)[\s})]*"
+    rf"(?:\^\{{?(?P<power>-?\d)\}}?|(?P<bare>[23])(?!\d)|(?P<after>{_POWER})\b|[,:-]*)[\s}})]*"
 )
+
+_MARK = re.compile(r"""(\d+(?:\.\d+)?)('|''|")""")  # of feet and inches
 
 _PART = rf"(\d+(?:\.\d+)?)[\s*]*(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*([a-zA-Z]+)\.?\s*\}}?[\s,*]*"
 _PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
@@ -81,6 +85,7 @@ def in_one_unit(text: str) -> str:
     """``2 h 30 min`` as 150 min: numbers with falling units of one dimension. Any other text as it is."""
     total, larger = Fraction(0), LABEL
     for number, word in re.findall(_PART, text) if _PARTS.fullmatch(text) else ():
+        word = "min" if word == "m" and larger == _KNOWN["h"] else word  # 1h 40m
         unit = _unit_named(word) or LABEL
         part = Fraction(number) * unit.size
         if not unit.size or (total and (larger.dimension != unit.dimension or part >= larger.size)):
@@ -120,7 +125,7 @@ def _without_change(text: str) -> str:
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
     """The two values without their units, in the same unit; None if the units differ.
 
-    A bare letter is a variable, and stays, unless the other answer has that unit in words or in ``\\text``.
+    A bare letter is a variable, a mark a prime, and stays, unless the other answer has that unit in words or in ``\\text``.
     """
     x, y = split_unit(a), split_unit(b)
     if x.unit and y.unit and x.unit != y.unit:
@@ -138,6 +143,8 @@ def split_unit(text: str) -> Measure:
     r"""Value and unit of a scalar, of which what stands beside the value is read whole, in ``\text`` or bare."""
     if text.endswith("%"):
         return Measure(text, PERCENT)
+    if mark := _MARK.fullmatch(text):
+        return Measure(mark[1], _KNOWN["ft" if mark[2] == "'" else "in"], is_letter=True)
     if not re.search(r"[a-zA-Z]", text):
         return Measure(text, None)
     marked = _MARKED.fullmatch(text)
@@ -152,17 +159,18 @@ def _measure(value: str, written: str) -> Measure | None:
     """The value with what is written behind it; None if the grammar does not read all of it."""
     if not value or depths(value)[-1]:
         return None
-    beside = _PER.sub("per ", re.sub(r"(?<!\^)\{([^{}]*)\}", r" \1 ", rewrite(written, "unit")).strip())
+    beside = re.sub(r"(?<!\^)\{([^{}]*)\}", r" \1 ", rewrite(written, "unit")).strip()
+    beside = _PER.sub("per ", _SPACED.sub(lambda match: re.sub(r"\s+", "-", match[0]), beside))
     beside, remarks = _REMARKS.subn("", f" {beside}")
     value, beside, scales = _scaled(value, beside.strip())
     core, *of = re.split(r"\s+of\s+", _MODIFIERS.sub("", beside))
     if not all(map(_is_open, of)):
         return None
-    unit = _unit(_SPACED.sub(lambda match: re.sub(r"\s+", "-", match[0]), core), is_one=value in ("1", "-1"))
+    unit = _unit(core, is_one=value in ("1", "-1"))
     if not unit and (core or not (remarks or scales)):
         return None
     is_letter = len(written.strip()) == 1 or bool(re.fullmatch("[A-Z]{2}", written))  # 2KL
-    if written.startswith(" ") and parse_number(value):
+    if written.startswith(" ") and parse_number(value) and written.strip() not in _LETTERS:
         is_letter = False  # 5 J; but 2s, and x + 2 m
     return Measure(value, unit, is_letter)
 
@@ -189,7 +197,9 @@ def _unit(core: str, *, is_one: bool) -> Unit | None:
     """The unit that a text names, LABEL for a noun; None if it is neither."""
     factors = _factors(core)
     known = [(_unit_named(word), word, power) for word, power in factors]
-    is_power = any(unit is LABEL and power > 1 and word not in ("unit", "units") for unit, word, power in known)
+    is_power = any(unit is LABEL and power > 1 for unit, word, power in known)
+    if len(factors) == 1 and factors[0][0] in ("unit", "units") and factors[0][1] > 1:
+        return _SQUARE_UNITS.get(factors[0][1])
     if factors and not is_power and all(unit for unit, *_ in known):
         units = [(unit, power) for unit, _, power in known if unit]
         return LABEL if LABEL in [unit for unit, power in units if power > 0] else _product(units)
@@ -220,7 +230,7 @@ def _factors(flat: str) -> list[Power]:
     while match := _FACTOR.match(flat, position):
         if match["per"]:
             sign = -1
-        in_words = TABLES["powers"].get(match["before"] or match["after"], 1)
+        in_words = _POWERS.get((match["before"] or match["after"] or "").lower(), 1)
         power = match["power"] or match["bare"] or in_words
         factors.append((match["word"], sign * int(power)))
         position = match.end()
@@ -270,5 +280,9 @@ _CHANGE = re.compile(
     rf"(?P<word>{_any(map(re.escape, _MEANINGS))})(?P<end>\s*\}}?\$?)$"
 )
 _KNOWN = _known_units()
-_SPACED = re.compile(_any(name.replace("-", r"\s+") for name in _KNOWN if "-" in name), re.IGNORECASE)
+_IN_WORDS = _any(name.replace("-", r"\s+") for name in _KNOWN if "-" in name)
+_SPACED = re.compile(rf"\b(?:{_IN_WORDS})s?(?![a-z])", re.IGNORECASE)
+_LETTERS = {"p", "u"}  # pence and the atomic unit; a variable in 5 p, not in 5 J
+_SQUARE_UNITS = {power: Unit(Fraction(1), frozenset({("unit", power)})) for power in (2, 3)}
 _EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
+_EITHER += [{LABEL, unit} for unit in _SQUARE_UNITS.values()]
