@@ -82,16 +82,21 @@ _PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
 
 
 def in_one_unit(text: str) -> str:
-    """``2 h 30 min`` as 150 min: numbers with falling units of one dimension. Any other text as it is."""
+    """``2 h 30 min`` as 150 min, ``7 tens and 3 ones`` as 73: numbers with falling units of one dimension, or scales.
+
+    Any other text as it is.
+    """
     total, larger = Fraction(0), LABEL
     for number, word in re.findall(_PART, text) if _PARTS.fullmatch(text) else ():
         word = "min" if word == "m" and larger == _KNOWN["h"] else word  # 1h 40m
-        unit = _unit_named(word) or LABEL
+        unit = Unit(_SCALES[word], LABEL.dimension) if word in _SCALES else _unit_named(word) or LABEL
         part = Fraction(number) * unit.size
         if not unit.size or (total and (larger.dimension != unit.dimension or part >= larger.size)):
             return text
         total, larger, last = total + part, unit, word
     sign = "-" * text.startswith("-")
+    if total and last in _SCALES:
+        return f"{sign}{as_fraction(total)}"
     return rf"{sign}{as_fraction(total / larger.size)}\text{{ {last}}}" if total else text
 
 
