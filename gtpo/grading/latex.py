@@ -16,8 +16,12 @@ def read_tables(name: str) -> dict[str, Any]:
 
 
 TABLES = read_tables("tables.yaml") | read_tables("words.yaml")
-TABLES["foreign_units"] = {word.replace("_", " "): unit for unit, words in TABLES["foreign_units"].items() for word in words.split()}
-TABLES["changes"] = {word: words[0] for words in TABLES["changes"] for word in words}
+TABLES["foreign_units"] = {
+    word.replace("_", " "): unit for unit, words in TABLES["foreign_units"].items() for word in words.split()
+}
+for _name in ("changes of a quantity", "comparatives", "directions"):
+    TABLES[_name] = {word: words[0] for words in TABLES[_name] for word in words}
+    TABLES["changes"] = TABLES.get("changes", {}) | TABLES[_name]
 
 FUNCTIONS = TABLES["functions"]
 TEXT_COMMANDS = TABLES["text"]

@@ -77,7 +77,7 @@ _FACTOR = re.compile(
 
 _MARK = re.compile(r"""(\d+(?:\.\d+)?)('|''|")""")  # of feet and inches
 
-_PART = rf"(\d+(?:\.\d+)?)[\s*]*(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*([a-zA-Z]+)\.?\s*\}}?[\s,*]*"
+_PART = rf"(\d+(?:\.\d+)?)[\s*]*(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*([a-zA-Z]+(?:-[a-z]+)?)\.?\s*\}}?[\s,*]*"
 _PARTS = re.compile(rf"-?(?:{_PART}){{2,4}}")
 
 
@@ -87,8 +87,10 @@ def in_one_unit(text: str) -> str:
     Any other text as it is.
     """
     total, larger = Fraction(0), LABEL
-    for number, word in re.findall(_PART, text) if _PARTS.fullmatch(text) else ():
-        word = "min" if word == "m" and larger == _KNOWN["h"] else word  # 1h 40m
+    parts = re.findall(_PART, text) if _PARTS.fullmatch(text) else []
+    is_time = [word for _, word in parts] in (["h", "m"], ["m", "s"], ["h", "m", "s"])
+    for number, word in parts:
+        word = "min" if is_time and word == "m" else word
         unit = Unit(_SCALES[word], LABEL.dimension) if word in _SCALES else _unit_named(word) or LABEL
         part = Fraction(number) * unit.size
         if not unit.size or (total and (larger.dimension != unit.dimension or part >= larger.size)):
@@ -130,7 +132,8 @@ def _without_change(text: str) -> str:
 def strip_units(a: str, b: str) -> tuple[str, str] | None:
     """The two values without their units, in the same unit; None if the units differ.
 
-    A bare letter is a variable, a mark a prime, and stays, unless the other answer has that unit in words or in ``\\text``.
+    A bare letter is a variable, a mark a prime, and stays, unless the other answer has that unit in words or in
+    ``\\text``.
     """
     x, y = split_unit(a), split_unit(b)
     if x.unit and y.unit and x.unit != y.unit:
@@ -153,7 +156,8 @@ def split_unit(text: str) -> Measure:
     if not re.search(r"[a-zA-Z]", text):
         return Measure(text, None)
     marked = _MARKED.fullmatch(text)
-    matches = [marked] if marked else [_FIRST.fullmatch(text), _LAST.fullmatch(text)]
+    is_bare = not marked or re.search("[a-z]{3}", marked["value"])  # 15 dollars \\text{ per hour}
+    matches = [_FIRST.fullmatch(text), _LAST.fullmatch(text), marked] if is_bare else [marked]
     for match in filter(None, matches):
         if found := _measure(match["value"].strip(), match["unit"]):
             return found
@@ -175,8 +179,8 @@ def _measure(value: str, written: str) -> Measure | None:
     if not unit and (core or not (remarks or scales)):
         return None
     is_letter = len(written.strip()) == 1 or bool(re.fullmatch("[A-Z]{2}", written))  # 2KL
-    if written.startswith(" ") and parse_number(value) and written.strip() not in _LETTERS:
-        is_letter = False  # 5 J; but 2s, and x + 2 m
+    if written.startswith(" ") and parse_number(value) and written.strip() != "p":
+        is_letter = False  # 5 J; but 2s, 5 p, and x + 2 m
     return Measure(value, unit, is_letter)
 
 
@@ -287,7 +291,6 @@ _CHANGE = re.compile(
 _KNOWN = _known_units()
 _IN_WORDS = _any(name.replace("-", r"\s+") for name in _KNOWN if "-" in name)
 _SPACED = re.compile(rf"\b(?:{_IN_WORDS})s?(?![a-z])", re.IGNORECASE)
-_LETTERS = {"p", "u"}  # pence and the atomic unit; a variable in 5 p, not in 5 J
 _SQUARE_UNITS = {power: Unit(Fraction(1), frozenset({("unit", power)})) for power in (2, 3)}
 _EITHER = [{_KNOWN[name] for name in pair.split()} for pair in TABLES["either"]]
 _EITHER += [{LABEL, unit} for unit in _SQUARE_UNITS.values()]
