@@ -49,6 +49,7 @@ def _words(*names: str) -> frozenset[str]:
 def _known_units() -> dict[str, Unit]:
     """Every symbol and name, with every prefix that it may have."""
     known = dict.fromkeys(TABLES["nouns"].split(), LABEL)
+    known |= {word: Unit(Fraction(1), frozenset({(word, 1)})) for word in TABLES["own_units"].split()}
     for symbol, (size, dimension, *names) in TABLES["units"].items():
         for prefix, (exponent, *words) in TABLES["prefixes"].items():
             if not prefix or symbol in TABLES["prefixed"]:
