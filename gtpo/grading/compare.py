@@ -59,7 +59,10 @@ def _readings(prediction: str, gold: str) -> Iterator[str]:
     yield prediction
     if len(prediction) > MAX_LENGTH:
         return
-    kind = parse_structure(normalise(gold))[0]
+    form = normalise(gold)
+    kind = parse_structure(form)[0]
+    if form.endswith("%") and parse_number(normalise(prediction)):
+        yield f"{prediction} percent"  # 0.5 for 0.5%
     pattern, separator = (_LISTED, ", ") if kind else (_MIXED, " ")
     if pattern.search(prediction):
         yield pattern.sub(separator, prediction)

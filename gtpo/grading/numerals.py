@@ -58,8 +58,8 @@ def same_number(a: str, b: str) -> bool | None:
     if _TIME.fullmatch(a) and _TIME.fullmatch(b):
         return a == b
     (value, is_percentage), (other, is_other_percentage) = x, y
-    if value == other:
-        return True  # also 10% and 10: MATH uses both
+    if value == other and (is_percentage == is_other_percentage or abs(value) >= 1):
+        return True  # also 10% and 10: MATH uses both; not 0.75% and 0.75
     if is_percentage != is_other_percentage:
         return value / 100**is_percentage == other / 100**is_other_percentage
     unit = rounding_tolerance(a, b)
