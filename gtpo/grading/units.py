@@ -157,7 +157,7 @@ def split_unit(text: str) -> Measure:
     if not re.search(r"[a-zA-Z]", text):
         return Measure(text, None)
     marked = _MARKED.fullmatch(text)
-    is_bare = not marked or re.search("[a-z]{3}", marked["value"])  # 15 dollars \\text{ per hour}
+    is_bare = not marked or re.search(r"(?<![\\a-z])[a-z]{3}", marked["value"])  # 15 dollars \text{ per hour}
     matches = [_FIRST.fullmatch(text), _LAST.fullmatch(text), marked] if is_bare else [marked]
     for match in filter(None, matches):
         if found := _measure(match["value"].strip(), match["unit"]):
