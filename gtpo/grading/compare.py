@@ -61,7 +61,7 @@ def _readings(prediction: str, gold: str) -> Iterator[str]:
         return
     form = normalise(gold)
     kind = parse_structure(form)[0]
-    if form.endswith("%") and parse_number(normalise(prediction)):
+    if form.endswith("%") and (number := parse_number(normalise(prediction))) and not number[1]:
         yield f"{prediction} percent"  # 0.5 for 0.5%
     pattern, separator = (_LISTED, ", ") if kind else (_MIXED, " ")
     if pattern.search(prediction):
