@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import TABLES, boxes, depths, read_tables
+from gtpo.grading.number_words import with_digits
 from gtpo.grading.piecewise import OPPOSITE, with_cases
 from gtpo.grading.remark import NO_CONDITION, Condition, split_remark
 from gtpo.grading.subject import without_subject
@@ -20,7 +21,7 @@ _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
 _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
 # the other sections have their place in `read`, or in other modules
-_BEFORE_REMARKS = ("words of numbers", "number words", "numbers", "fonts", "commands", "spaces", "symbols", "python")
+_BEFORE_REMARKS = ("numbers", "fonts", "commands", "spaces", "symbols", "python")
 _LAST_SECTIONS = (
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
     *("remainders", "lists", "notation", "plain text", "counting", "remainders and ratios"),
@@ -65,6 +66,7 @@ def read(text: str) -> tuple[str, Condition]:
     open_brackets = depths(text)
     if len(text) > MAX_LENGTH or open_brackets[-1] or max(open_brackets) > _MAX_DEPTH:
         return "", NO_CONDITION
+    text = with_digits(rewrite(text, "number words"))
     value, condition = split_remark(with_cases(rewrite(text, *_BEFORE_REMARKS)))
     return rewrite(value, *_LAST_SECTIONS), condition
 
