@@ -24,7 +24,7 @@ _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 _BEFORE_REMARKS = ("numbers", "fonts", "commands", "spaces", "symbols", "python")
 _LAST_SECTIONS = (
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
-    *("remainders", "lists", "notation", "plain text", "counting", "remainders and ratios"),
+    *("remainders", "lists", "notation", "plain text", "dates", "signs", "counting", "remainders and ratios"),
     *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
     *("words", "arguments", "blanks"),
 )
@@ -105,7 +105,9 @@ def _unwrap(text: str) -> str:
     """Remove what surrounds an answer: delimiters, bold, "The answer is", one box, the final period."""
     for _ in range(_MAX_LAYERS):
         before = text
-        text = _unbox(without_subject(rewrite(rewrite(text, "layers", "fences").strip(), "prose")))
+        text = _unbox(
+            without_subject(rewrite(rewrite(text, "layers", "fences").strip(), "other languages", "changes", "prose"))
+        )
         if text == before:
             break
     return text

@@ -110,7 +110,7 @@ def without_change(gold: str) -> str:
     """
     if len(gold) > MAX_LENGTH or not re.search(r"\d", gold):
         return gold
-    said = rewrite(gold.strip(), "prose")  # an increase of 15%
+    said = rewrite(gold.strip(), "changes", "prose")  # an increase of 15%
     rest = _without_change(said)
     if rest != said:
         return gold if CLOSED & set(re.findall("[a-z]+", rest)) else rest  # 18 or more
