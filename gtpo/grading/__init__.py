@@ -11,6 +11,10 @@ always agree. Cheap exact rules run first and decide almost every pair; sympy co
 5. math-verify for the rest (surds, polynomials, equations), in one worker process limited to 5 seconds per comparison
    and per completion, and 2 GiB of memory.
 
+The files, in the order of reading: normal_form.py (the text; its rules are rewrites.yaml), number_words.py, subject.py
+and remark.py (what stands before and behind a value), numerals.py and units.py (the value and its unit), structure.py,
+piecewise.py and named.py (its elements), compare.py; the words of the grammar are words.yaml and tables.yaml.
+
 Model output is untrusted input and is never evaluated as code: the worker parses it with a LaTeX grammar. If the worker
 exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
 `is_correct` and `equivalent` accept any text, and work from any thread and in forked processes.
