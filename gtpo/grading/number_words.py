@@ -18,7 +18,8 @@ _SIZES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10*
 _DENOMINATOR = f"(?:{'|'.join(sorted(_DENOMINATORS, key=len, reverse=True))})s?"
 _WORD = f"(?:{'|'.join(sorted([*_NUMBERS, *_SIZES, 'hundred'], key=len, reverse=True))}|{_DENOMINATOR})"
 _RUN = re.compile(
-    rf"(?i)(?<![\w\\.,/^])(?<![^a-z]-)(?<!non-)(?:(?:an?|\d+)(?=[ -](?:and an? )?{_WORD}\b)|{_WORD}\b)"
+    r"(?i)(?<![\w\\.,/^])(?<![^a-z]-)(?<!non-)(?!one to (?:one|many)\b)(?<!one[ -]to[ -])"
+    rf"(?:(?:an?|\d+)(?=[ -](?:and an? )?{_WORD}\b)|{_WORD}\b)"
     rf"(?:(?:[ -]| (?:and|of)(?: an?)? | an? ){_WORD}\b)*(?![\w-])"
 )
 _AGAIN = re.compile(r"(\S+)\s*\((?:or |i\.e\.,? )?([^()]*)\)")  # 5 (five); a product has no word

@@ -44,7 +44,8 @@ _QUANTITY = re.compile(
 _SOMEBODY = rf"(?:he|she|it|they|we|you|i|(?P<who>{_DETERMINER}[a-z]+|[A-Z][a-z]+))"
 _MODAL = r"(?:will|would|can|must|should|(?:need|needs|needed|has|have|had)\s+to)"
 _SENTENCE = re.compile(
-    rf"{_SOMEBODY}(?:\s+{_MODAL})?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z]){_TOTAL}",
+    rf"{_SOMEBODY}(?:\s+{_MODAL})?\s+(?:{_any('verbs')}|is(?=\s+\d+\s+years))(?![a-zA-Z])"
+    rf"(?:\s+(?:him|her|them|us|me))?{_TOTAL}",
     re.IGNORECASE,
 )
 _WE_GET = "(?:we|i) (?:get|got|have|find|obtain|see|conclude)\\b(?: that)?:?"
