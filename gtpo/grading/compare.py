@@ -347,7 +347,7 @@ def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
 def has_words(text: str) -> bool:
     """True for words, False for a product of variables: four letters in a row, or two capitals, make a word."""
     bare = re.sub(_COMMAND, " ", text)
-    return bool(re.search(r"[a-zA-Z]{4}|[A-Z]{2}|\\text|\\mbox", bare))
+    return bool(re.search(r"[a-zA-Z]{4}|[A-Z]{2}|\\text|\\mbox|[a-z]{2}[ -]to[ -]", bare))
 
 
 def squash(text: str) -> str:
