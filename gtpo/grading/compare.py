@@ -330,14 +330,16 @@ def _is_relation(text: str) -> bool:
 def _same_rounded(a: str, b: str, budget: TimeBudget) -> bool:
     r"""True if `a` is the exact value of ``\frac{50}{3} \approx 16.67``, or the decimal that rounds it."""
     exact, sign, decimal = b.partition("\\approx")
-    value = split_unit(decimal).value
+    value, unit, _ = split_unit(decimal)
     number = parse_number(value)
     if not sign or not number:
         return False
     if not (("." in value and same_number(a, value)) or _same(a.partition("\\approx")[0], exact, budget)):
         return False
     place = last_place(value)
-    rounded, exact = number[0], split_unit(exact).value
+    rounded, (exact, other, _) = number[0], split_unit(exact)
+    if unit and other and unit != other:
+        return False
     cut_off = rounded + (place if rounded > 0 else -place) / 2  # the middle of what is cut off to it
     return budget.sympy_equal(exact, as_fraction(rounded), tolerance=place / 2) or budget.sympy_equal(
         exact, as_fraction(cut_off), tolerance=place * _BELOW_HALF

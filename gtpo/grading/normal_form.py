@@ -68,6 +68,9 @@ def read(text: str) -> tuple[str, Condition]:
         return "", NO_CONDITION
     text = with_digits(rewrite(text, "number words"))
     value, condition = split_remark(with_cases(rewrite(text, *_BEFORE_REMARKS)))
+    kind = condition.kind
+    if kind and not kind[0].isalpha():  # a relation
+        condition = condition._replace(kind=re.sub(r"\s", "", rewrite(kind, *_LAST_SECTIONS)))
     return rewrite(value, *_LAST_SECTIONS), condition
 
 

@@ -22,7 +22,7 @@ _RUN = re.compile(
     rf"(?:(?:an?|\d+)(?=[ -](?:and an? )?{_WORD}\b)|{_WORD}\b)"
     rf"(?:(?:[ -]| (?:and|of)(?: an?)? | an? ){_WORD}\b)*(?![\w-])"
 )
-_AGAIN = re.compile(r"(\S+)\s*\((?:or |i\.e\.,? )?([^()]*)\)")  # 5 (five); a product has no word
+_AGAIN = re.compile(r"([-\d.\\$]\S*)\s*\((?:or |i\.e\.,? )?([^()]*)\)")  # 5 (five); a product has no word
 _NEEDED = re.compile(rf"(?i)\b{_WORD}\b")
 _OF_A = re.compile(r"(\\frac\{\d+\}\{\d+\}) of an? (?=[a-z])|(?i:(?<![a-z])half an? )(?=[a-z])")
 _AND_A_HALF = re.compile(r"(?:an?|(\d+)) ([a-z]+) and (?:a half|\\frac\{1\}\{2\})")
@@ -64,6 +64,9 @@ def _number(words: list[str]) -> str:
         return str(Fraction(*fraction) * _SIZES[words[-1]]) if fraction else ""
     if "and" not in words:
         return ""
+    if words[-1] in _SIZES or words[-1] == "hundred":  # two and a half million
+        part = re.fullmatch(r"(\d+)\\frac\{(\d+)\}\{(\d+)\}", _number(words[:-1]))
+        return str((int(part[1]) + Fraction(int(part[2]), int(part[3]))) * _SIZES.get(words[-1], 100)) if part else ""
     split = len(words) - 1 - words[::-1].index("and")
     whole, fraction = _cardinal(words[:split]), _fraction(words[split + 1 :])
     if whole is None or not fraction:

@@ -25,7 +25,7 @@ NO_CONDITION = Condition("", "")
 _VARIABLE = r"(?:[a-zA-Z]|\\(?:theta|phi|alpha|beta|lambda|mu|t))(?:_\{?\w\}?)?(?![a-zA-Z])"
 _VALUE = r"(?:[^\s,;()=]|\((?:[^()]|\([^()]*\))*\))+"
 _POINT = rf"(?:{_VARIABLE}|\({_VARIABLE}(?:\s*,\s*{_VARIABLE})*\))(?:\s*=\s*{_VARIABLE})*\s*=\s*{_VALUE}"
-_POINTS = rf"{_POINT}(?:\s*(?:,|,?\s(?:and|or)\s)\s*(?:{_POINT}|=\s*{_VALUE}))*"
+_POINTS = rf"{_POINT}(?:\s*(?:,|,?\s(?:and|or)\s)\s*{_POINT})*"
 _KINDS = rf"(?:(?:{'|'.join(sorted(TABLES['kinds of number'].split(), key=len, reverse=True))})(?![a-z])\s*)"
 _SET = r"\\mathbb\s*\{?(?P<set>[ZNRQC])\}?\s*(?:\^\s*\{?\s*(?P<sign>[*+])\s*\}?)?"
 _RELATION = r"(?:[<>]|\\(?:leq|geq|neq)(?![a-zA-Z]))"
@@ -34,7 +34,7 @@ _ATTAINED = re.compile(
     rf" (?:at|when|for|if|by|where|only (?:at|when|for|if))\s+{_POINTS}"
     rf"|(?:with |and )?equality (?:holds |occurs )?(?:at|when|for|if|iff)\s+{_POINTS}"
 )
-_WHEN = re.compile(rf"(?:when|at|for|where)\s+(?P<variable>{_VARIABLE})\s*=\s*[^()=,;\s]+(?:,?\s(?:and|or)\s{_POINT})?")
+_WHEN = re.compile(rf"(?:when|at)\s+(?P<variable>{_VARIABLE})\s*=\s*[^()=,;\s]+(?:,?\s(?:and|or)\s{_POINT})?")
 _HOLDS = re.compile(
     rf"(?:(?:for|where|with)\b|\\forall(?![a-z]))\s*(?P<kinds>{_KINDS}*)(?:(?:choices?|values?) of\s+)?"
     rf"(?P<variable>{_VARIABLE})?(?:\s*\\in\s*{_SET}|\s*(?:is|are)\s+(?P<said>{_KINDS}+))?"
@@ -43,7 +43,7 @@ _FREE = re.compile(rf"(?:independent of|regardless of|no matter what)\s+(?P<vari
 _MEMBER = re.compile(rf"(?P<variable>{_VARIABLE})\s*(?:\\in\s*{_SET}|(?:is|being)\s+(?P<said>{_KINDS}+))")
 _DOMAIN = re.compile(
     rf"(?:(?:for|when|whenever|where|with|if)\s+(?:all\s+)?)?(?P<variable>{_VARIABLE})\s*(?P<relation>{_RELATION}"
-    r"(?:(?!for|and|or|if|other)[^,;])*)"
+    r"(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^,;a-zA-Z\\])*)"  # no words
 )
 _NOTE = re.compile(
     r"(?:the |my |in )?(?:exact(?: value| answer| form)?|(?:final )?answer|inclusive|total|simplified|simplest form)"
@@ -58,7 +58,7 @@ _BRACKET = re.compile(r"(?P<value>[^()]*[\d}a-z])\s+\((?P<inner>(?:[^()]|\([^()]
 _PERCENT = re.compile(r"[\d./]+\s*\\?%")
 _MEASURE = re.compile(r"[\d./]+\s*[a-z]{2,}")
 _START = re.compile(  # a remark begins with a comma, a bracket, \text, or one of its words
-    rf"(?P<mark>[\s,;]*(?:\\(?:{TEXT_COMMANDS})\s*\{{[\s,]*)?(?P<bracket>\()?[\s$]*(?:\\(?:{TEXT_COMMANDS})\s*\{{\s*)?)"
+    rf"(?<![\s,;])(?P<mark>[\s,;]*(?:\\(?:{TEXT_COMMANDS})\s*\{{[\s,]*)?(?P<bracket>\()?[\s$]*(?:\\(?:{TEXT_COMMANDS})\s*\{{\s*)?)"
     rf"(?<![a-zA-Z\\])(?=(?:{_WORDS})\b|\\forall(?![a-z])|{_VARIABLE}\s*(?:\\in(?![a-z])|{_RELATION}|(?:\\(?:{TEXT_COMMANDS})\s*\{{)?\s*(?:is|being)\b))"
 )
 _NEEDED = re.compile(rf"\)$|(?<![a-zA-Z])(?:{_WORDS})(?![a-zA-Z])|\\forall|\\in(?![a-z])|{_RELATION}")
@@ -68,6 +68,8 @@ _NUMBERS = {"Z": "integer", "N": "natural", "Q": "rational", "R": "real", "C": "
 _SAME = (  # conditions of other words
     {"natural", "positive integer", ">0", "\\geq1"},
     {"natural", "nonnegative integer", "\\geq0"},
+    {"positive real", "positive", ">0"},
+    {"nonnegative real", "nonnegative", "\\geq0"},
 )
 
 
@@ -79,8 +81,9 @@ def split_remark(text: str) -> tuple[str, Condition]:
         return again, NO_CONDITION
     if builder := _BUILDER.fullmatch(text):
         found = _MEMBER.fullmatch(_flat(builder["tail"]))
-        if found and found["variable"] in _variables(builder["value"]):
-            return builder["value"].strip(), _condition(found)
+        value = builder["value"].strip()
+        if found and value != found["variable"] in _variables(value):
+            return value, _condition(found)
     for _, start in zip(range(_MAX_STARTS), _START.finditer(text), strict=False):
         value, tail = text[: start.start()].rstrip(" ,$"), text[start.start() :]
         is_whole = value and not depths(value)[-1] and value.count("\\begin") == value.count("\\end")
@@ -93,6 +96,8 @@ def split_remark(text: str) -> tuple[str, Condition]:
 
 def _value_again(value: str, inner: str) -> str:
     """The chain of a value and another form of it in brackets; empty if they hold no other form."""
+    if not re.search(r"\d|\\pi", value) or _variables(value) - {"i", "e", "\\pi", "\\sqrt", "\\frac"}:
+        return ""
     if found := _AGAIN.fullmatch(inner):
         return f"{found['value']}={value}"
     if found := _ABOUT.fullmatch(inner):
@@ -126,15 +131,22 @@ def _read(value: str, tail: str, *, in_bracket: bool) -> Condition | None:
         return NO_CONDITION if is_number and not variables else None
     if found := _DOMAIN.fullmatch(tail):
         is_part = found["variable"] in variables and not re.search(rf"{_RELATION}|[,;]", value)
-        return Condition(found["variable"], re.sub(r"\s", "", found["relation"])) if is_part else None
+        return Condition(found["variable"], found["relation"].strip()) if is_part else None
     if tail == "only" or _FREE.fullmatch(tail):
         return NO_CONDITION
     if found := _MEMBER.fullmatch(tail):
         return _condition(found) if found["variable"] in variables else None
     if found := _HOLDS.fullmatch(tail):
-        is_open = re.search(r"\bsome\b", found["kinds"] or "") and found["variable"] not in variables
-        return _condition(found) if (found["variable"] or found["kinds"]) and not is_open else None
+        is_part = found["variable"] in variables
+        return _condition(found) if is_part or _is_universal(found) else None
     return None
+
+
+def _is_universal(found: re.Match[str]) -> bool:
+    """True for what leaves out no value of a variable that the answer does not have: for all integers n."""
+    said = f"{found['kinds']} {found['said'] or ''}"
+    is_limited = re.search(r"some|positive|negative|nonzero|natural|even|odd", said)
+    return bool(not is_limited and re.search(r"\b(?:all|any|every|each|arbitrary)\b|\\forall", found[0]))
 
 
 def _condition(found: re.Match[str]) -> Condition:
@@ -144,13 +156,18 @@ def _condition(found: re.Match[str]) -> Condition:
     letter, sign = parts["set"], parts["sign"]
     noun = _NUMBERS.get(letter or "") or next((name for name in _NUMBERS.values() if name in said), "")
     adjectives = re.findall(r"positive|non-?negative|negative|even|odd", said + " positive" * (sign == "+"))
-    kind = " ".join([*adjectives, noun]).replace("non-", "non")
+    kind = " ".join([*adjectives, noun]).replace("non-", "non").strip()
     return Condition(parts["variable"] or "", "natural" if noun == "natural" else kind)
 
 
 def conditions_differ(a: Condition, b: Condition) -> bool:
     """True if two answers have a condition, and not the same one; one without a condition equals either."""
-    return bool(a.kind and b.kind and a.kind != b.kind and not any({a.kind, b.kind} <= same for same in _SAME))
+    if not a.kind or not b.kind:
+        return False
+    are_relations = not (a.kind + b.kind)[0].isalpha() and not b.kind[0].isalpha()
+    if are_relations and a.variable != b.variable:
+        return True
+    return a.kind != b.kind and not any({a.kind, b.kind} <= same for same in _SAME)
 
 
 def with_variable(text: str, condition: Condition, other: Condition) -> str:

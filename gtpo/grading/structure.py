@@ -53,7 +53,7 @@ def _matrix(text: str) -> Structure | None:
         return table
     if table[0] == "matrix 1":
         return "list", tuple(itertools.chain(*rows))
-    return "cases", tuple(map(",".join, rows))
+    return "cases", tuple(f"({','.join(row)})" for row in rows)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Structure | None:
