@@ -58,22 +58,28 @@ def _number(words: list[str]) -> str:
         return "" if words[0].isdecimal() else str(whole)  # 3 million: of units.py
     if fraction := _fraction(words):
         return rf"\frac{{{fraction[0]}}}{{{fraction[1]}}}"
-    if words[-1] in _SIZES and words[-2:-1] == ["a"]:  # three quarters of a million
-        part = [word for word in words[:-2] if word != "of"]
+    *factor, last = words
+    if last in _SIZES and factor[-1:] == ["a"]:  # three quarters of a million
+        part = [word for word in factor[:-1] if word != "of"]
         fraction = (1, 2) if part == ["half"] else _fraction(part)
-        return str(Fraction(*fraction) * _SIZES[words[-1]]) if fraction else ""
-    if "and" not in words:
+        return str(Fraction(*fraction) * _SIZES[last]) if fraction else ""
+    if (size := _SIZES.get(last, 100 * (last == "hundred"))) and (mixed := _mixed(factor)):  # two and a half million
+        return str((mixed[0] + Fraction(*mixed[1])) * size)
+    if not (mixed := _mixed(words)):
         return ""
-    if words[-1] in _SIZES or words[-1] == "hundred":  # two and a half million
-        part = re.fullmatch(r"(\d+)\\frac\{(\d+)\}\{(\d+)\}", _number(words[:-1]))
-        return str((int(part[1]) + Fraction(int(part[2]), int(part[3]))) * _SIZES.get(words[-1], 100)) if part else ""
+    whole, (top, bottom) = mixed
+    if words[0] == "a" and words[1] in _SIZES:  # a million and a half
+        return str(whole + whole * Fraction(top, bottom))
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}"
+
+
+def _mixed(words: list[str]) -> tuple[int, tuple[int, int]] | None:
+    """A whole number and a fraction: ``three and a half``."""
+    if "and" not in words:
+        return None
     split = len(words) - 1 - words[::-1].index("and")
     whole, fraction = _cardinal(words[:split]), _fraction(words[split + 1 :])
-    if whole is None or not fraction:
-        return ""
-    if words[:split] in (["a", size] for size in _SIZES):  # a million and a half
-        return str(whole + whole * Fraction(*fraction))
-    return rf"{whole}\frac{{{fraction[0]}}}{{{fraction[1]}}}"
+    return None if whole is None or not fraction else (whole, fraction)
 
 
 def _cardinal(words: list[str]) -> int | None:

@@ -55,7 +55,8 @@ _OPENING = re.compile(  # so, we get that; there are exactly; the final answer i
     rf"|(?:{_WE_GET}|(?:this|that|it|which) (?:gives|yields|equals|leaves|comes to|amounts to)"
     rf"|there (?:are|is|were|(?:will|would) be)|(?:it|this|[a-z]) (?:is|must be|should be)"
     rf"|ans\b[.:]*)\s*(?:(?:{_EXACTLY})\s+)?(?=[-\d\\$])"
-    rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?(?:point|numbers|values))\s+(?=[-\d\\$(])|only\s+(?=[a-z]\s*=)"
+    rf"|(?:{_EXACTLY}|which is|equals|is|it's|that's|(?:the )?(?:point|numbers|values))\s+(?=[-\d\\$(])"
+    r"|only\s+(?=[a-z]\s*=)"
     rf"|(?:(?:the|my|our)\s+)?{_FINAL}(?:{_any('answers')})s?\s*(?:(?:is|are)\b|=|:|(?=[-\d$]))\s*:?\s*",
     re.IGNORECASE,
 )

@@ -61,5 +61,11 @@ HOSTILE = [
     "the number of " + "word " * 180 + "is 5",
     "the number of x and " * 40 + "y is 5",
     "x for " + "real " * 180,
+    "x^2" + "+\\sqrt{3}" * 60,
+    "," * 990 + "x for",
+    "5 for \\text{" + "," * 900 + "}x",
+    "one and " * 125,
+    "2 and a half " * 75,
+    "1 if n," * 140,
     "\\begin{pmatrix}" + " 1 \\\\" * 200 + "\\end{pmatrix}",
 ]
