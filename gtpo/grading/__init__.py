@@ -23,7 +23,8 @@ All comparisons of a completion, between its answer blocks and with the gold ans
 seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
 batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
 
-Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
+Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``, and the answer ``0.5\%`` not the gold
+answer ``0.5``; a unit may be missing but not wrong
 (75 cents is ``\$0.75``, 18 cents is not ``\$18``, 18 apples neither); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but
 ``(1, 2)`` only in that order, and no set; ``3-4`` and ``2024-01-05`` as a whole equal only themselves; ``204_5`` equals
 only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of at least 10 significant
