@@ -23,9 +23,12 @@ _RELATION = f"=|{_COMPARISON}"
 _OPERATION = rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
+_DIRECTION = re.compile(
+    r"\b(?:left|old|deep|high|long|tall|wide|thick)\b"
+)  # remarks, but another change than the gold's
 _POINT = re.compile(r"(?:^|(?<=[,; ]))\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations elsewhere
 _OPTION = re.compile(  # one label: (B) with its text
-    r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b(?:wrong|incorrect)\b))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
+    r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b[A-J]$|(?i:\b(?:wrong|incorrect|no|wait|actually|maybe|hmm|doesn't|eliminated|rejected)\b)))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
 )
 _SEGMENT = re.compile(r"(?<![A-Za-z\\])([A-Z]{2})(?![A-Za-z_\d])")
 _FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?){2,}")  # H_2O
@@ -50,6 +53,7 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
         equivalent(each, reading, budget)
         for written in alternatives(gold)
         for each in dict.fromkeys((written, without_change(written)))
+        if each == written or not _DIRECTION.search(prediction)
         for reading in _readings(prediction, each)
     )
 

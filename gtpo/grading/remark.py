@@ -18,6 +18,7 @@ class Condition(NamedTuple):
 
     variable: str
     kind: str  # a set of numbers: "integer", "positive integer"; or a relation: ">3"; empty for every value
+    is_set: bool = False  # of a set of all values, which one value does not equal
 
 
 NO_CONDITION = Condition("", "")
@@ -28,7 +29,7 @@ _POINT = rf"(?:{_VARIABLE}|\({_VARIABLE}(?:\s*,\s*{_VARIABLE})*\))(?:\s*=\s*{_VA
 _POINTS = rf"{_POINT}(?:\s*(?:,|,?\s(?:and|or)\s)\s*{_POINT})*"
 _KINDS = rf"(?:(?:{'|'.join(sorted(TABLES['kinds of number'].split(), key=len, reverse=True))})(?![a-z])\s*)"
 _SET = r"\\mathbb\s*\{?(?P<set>[ZNRQC])\}?\s*(?:\^\s*\{?\s*(?P<sign>[*+])\s*\}?)?"
-_RELATION = r"(?:[<>]|\\(?:leq|geq|neq)(?![a-zA-Z]))"
+_RELATION = r"(?:[<>]=?|\\(?:leq|geq|neq)(?![a-zA-Z]))"
 _ATTAINED = re.compile(
     r"(?:(?:which|and|it|this) )?(?:is )?(?:attained|achieved|reached|obtained|occurring|occurs)"
     rf" (?:at|when|for|if|by|where|only (?:at|when|for|if))\s+{_POINTS}"
@@ -43,7 +44,7 @@ _FREE = re.compile(rf"(?:independent of|regardless of|no matter what)\s+(?P<vari
 _MEMBER = re.compile(rf"(?P<variable>{_VARIABLE})\s*(?:\\in\s*{_SET}|(?:is|being)\s+(?P<said>{_KINDS}+))")
 _DOMAIN = re.compile(
     rf"(?:(?:for|when|whenever|where|with|if)\s+(?:all\s+)?)?(?P<variable>{_VARIABLE})\s*(?P<relation>{_RELATION}"
-    r"(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^,;a-zA-Z\\])*)"  # no words
+    r"(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^,;:=?!a-zA-Z\\])*)"  # no words
 )
 _NOTE = re.compile(
     r"(?:the |my |in )?(?:exact(?: value| answer| form)?|(?:final )?answer|inclusive|total|simplified|simplest form)"
@@ -70,6 +71,7 @@ _SAME = (  # conditions of other words
     {"natural", "nonnegative integer", "\\geq0"},
     {"positive real", "positive", ">0"},
     {"nonnegative real", "nonnegative", "\\geq0"},
+    {"nonzero real", "nonzero", "\\neq0"},
 )
 
 
@@ -83,7 +85,7 @@ def split_remark(text: str) -> tuple[str, Condition]:
         found = _MEMBER.fullmatch(_flat(builder["tail"]))
         value = builder["value"].strip()
         if found and value != found["variable"] in _variables(value):
-            return value, _condition(found)
+            return value, _condition(found)._replace(is_set=True)
     for _, start in zip(range(_MAX_STARTS), _START.finditer(text), strict=False):
         value, tail = text[: start.start()].rstrip(" ,$"), text[start.start() :]
         is_whole = value and not depths(value)[-1] and value.count("\\begin") == value.count("\\end")
@@ -130,7 +132,8 @@ def _read(value: str, tail: str, *, in_bracket: bool) -> Condition | None:
     if found := _WHEN.fullmatch(tail):
         return NO_CONDITION if is_number and not variables else None
     if found := _DOMAIN.fullmatch(tail):
-        is_part = found["variable"] in variables and not re.search(rf"{_RELATION}|[,;]", value)
+        is_named = re.match(rf"{re.escape(found['variable'])}\s*=", value)  # x = 5, x > 7
+        is_part = found["variable"] in variables and not is_named and not re.search(rf"{_RELATION}|[,;]", value)
         return Condition(found["variable"], found["relation"].strip()) if is_part else None
     if tail == "only" or _FREE.fullmatch(tail):
         return NO_CONDITION
@@ -155,7 +158,7 @@ def _condition(found: re.Match[str]) -> Condition:
     said = f"{parts.get('kinds') or ''} {parts.get('said') or ''}"
     letter, sign = parts["set"], parts["sign"]
     noun = _NUMBERS.get(letter or "") or next((name for name in _NUMBERS.values() if name in said), "")
-    adjectives = re.findall(r"positive|non-?negative|negative|even|odd", said + " positive" * (sign == "+"))
+    adjectives = re.findall(r"positive|non-?negative|negative|non-?zero|even|odd", said + " positive" * (sign == "+"))
     kind = " ".join([*adjectives, noun]).replace("non-", "non").strip()
     return Condition(parts["variable"] or "", "natural" if noun == "natural" else kind)
 
@@ -163,7 +166,7 @@ def _condition(found: re.Match[str]) -> Condition:
 def conditions_differ(a: Condition, b: Condition) -> bool:
     """True if two answers have a condition, and not the same one; one without a condition equals either."""
     if not a.kind or not b.kind:
-        return False
+        return a.is_set or b.is_set
     are_relations = not (a.kind + b.kind)[0].isalpha() and not b.kind[0].isalpha()
     if are_relations and a.variable != b.variable:
         return True

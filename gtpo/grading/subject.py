@@ -96,7 +96,8 @@ def is_subject(text: str) -> bool:
 
 def is_name(text: str) -> bool:
     """True for what may stand before ``=`` or ``:``: a subject."""
-    return is_subject(re.sub(r"\([^()]*\)", "", plain(text)))
+    text = re.sub(r"(?<![A-Za-z])(P|Pr|E)\([^()]*\)", r"\1", plain(text))  # P(at least 2 heads); not Total (wrong)
+    return is_subject(re.sub(r"\([^()]*\)", lambda part: "" if _are_open(part[0]) else part[0], text))
 
 
 def plain(text: str) -> str:

@@ -73,7 +73,7 @@ _POWER = "|".join(_POWERS)
 _FACTOR = re.compile(
     rf"[\s{{(*.]*(?P<per>/|per\b)?[\s{{(]*(?:(?i:(?P<before>{_POWER}))[.\s]+)?"
     r"(?!per\b)(?P<word>[a-zA-Z](?:[a-zA-Z.-]*[a-zA-Z])?)\.?[\s})]*"
-    rf"(?:\^\{{?(?P<power>-?\d)\}}?|(?P<bare>[23])(?!\d)|(?P<after>{_POWER})\b|[,:-]*)[\s}})]*"
+    rf"(?:\^\{{?(?P<power>-?\d)\}}?|(?P<bare>(?<=[a-zA-Z])[23])(?!\d)|(?P<after>{_POWER})\b|[,:-]*)[\s}})]*"
 )
 
 _MARK = re.compile(r"""(\d+(?:\.\d+)?)('|''|")""")  # of feet and inches
@@ -282,7 +282,8 @@ _REMARKS = re.compile(rf"(?:,?\s+(?:{'|'.join(TABLES['remarks'])}))+$", re.IGNOR
 _MODIFIERS = re.compile(rf"^(?:(?:{_any(TABLES['modifiers'].split())})\s+)+")
 _PER = re.compile(r"(?:(?<=[a-z%]\s)|^)(?:an?|each|every|for each|for every|per each)\s+(?=[a-z]{2})")
 _OPEN_WORD = re.compile(  # no sixteenths, no zillions
-    r"(?!.*(?:(?:ie|teen|usand|hundred)ths?|illion(?:th)?s?)$)[a-z][a-z-]+(?<!ly)\.?"
+    r"(?!.*(?:(?:ie|teen|usand|hundred)ths?|illion(?:th)?s?|iemes?|lhoes|llones)$)"
+    r"(?!(?:half|quarter|[a-z]+ty)-(?:[a-z]+ths?|seconds?|thirds?|firsts?|dozens?)$)[a-z][a-z-]+(?<!ly)\.?"
 )
 _GOLD_NOUN = re.compile(r"(-?\d+)\s*\\text\{\s*([a-z]+(?: [a-z]+)?)\s*\}")
 _CHANGE = re.compile(
