@@ -176,8 +176,9 @@ def conditions_differ(a: Condition, b: Condition) -> bool:
 def with_variable(text: str, condition: Condition, other: Condition) -> str:
     """A general solution with the letter of another one, where each names its own integer: 4n+3 and 4k+3."""
     old, new = condition.variable, other.variable
-    are_integers = all(re.search("integer|natural", each.kind) for each in (condition, other))
-    if not (old and new and are_integers) or old == new or new in _variables(text):
+    if not (old and new) or old == new or new in _variables(text):
+        return text
+    if not all(re.search("integer|natural", each.kind) for each in (condition, other)):
         return text
     letter = re.escape(old)
     return re.sub(rf"(?:(?<![a-zA-Z\\])|(?<=\d)){letter}(?![a-zA-Z])", lambda _: new, text)

@@ -103,6 +103,7 @@ def in_one_unit(text: str) -> str:
     return rf"{sign}{as_fraction(total / larger.size)}\text{{ {last}}}" if total else text
 
 
+@lru_cache(maxsize=2**12)
 def without_change(gold: str) -> str:
     r"""A gold answer without its word of direction, change or sign (``15% increase``), which an answer may leave out.
 
