@@ -19,16 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "grading"
-sys.path[:0] = [sys.argv[2] if sys.argv[1:2] == ["--in"] else str(ROOT), str(TABLES)]  # whose grader
+sys.path.insert(0, str(TABLES))
 
 from held_out import HELD_OUT  # noqa: E402
 from verdicts import CASES, read_table  # noqa: E402
 
-from gtpo.grading import is_correct, math_verify_accepts, shared_worker  # noqa: E402
-
 ANSWERS = 20_000
 ROUNDS = 3
-GRADERS: dict[str, Callable[[str, str], bool]] = {"gtpo": is_correct, "math-verify": math_verify_accepts}
 
 
 def tables() -> dict[str, list[tuple[str, str, bool, str]]]:
@@ -41,10 +38,13 @@ def tables() -> dict[str, list[tuple[str, str, bool, str]]]:
 
 def verdicts() -> dict[str, dict[str, int]]:
     """Wrong verdicts of each grader, by table."""
+    from gtpo.grading import is_correct, math_verify_accepts
+
+    graders: dict[str, Callable[[str, str], bool]] = {"gtpo": is_correct, "math-verify": math_verify_accepts}
     results: dict[str, dict[str, int]] = {}
     for table, rows in tables().items():
         results[table] = {"rows": len(rows), "right": sum(expected for _, _, expected, _ in rows)}
-        for name, accepts in GRADERS.items():
+        for name, accepts in graders.items():
             given = []
             for gold, answer, expected, _ in rows:
                 given.append((accepts(answer, gold.replace(r"\n####", "\n####")), expected))
@@ -55,17 +55,20 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 def grade(pairs: list[tuple[str, str]]) -> float:
     """Seconds of processor time, of this process and of the grading process, to compare answers with gold answers."""
+    from gtpo.grading import is_correct, shared_worker
+
     is_correct("x+1", "1+x")  # starts the grading process
-    before = _processor_time()
+    assert shared_worker.process is not None
+    before = processor_time(shared_worker.process.pid)
     for gold, answer in pairs:
         is_correct(answer, gold)
-    return _processor_time() - before
+    return processor_time(shared_worker.process.pid) - before
 
 
-def _processor_time() -> float:
+def processor_time(pid: int) -> float:
+    """Seconds of this process and of another one; on Linux."""
     own = resource.getrusage(resource.RUSAGE_SELF)
-    assert shared_worker.process is not None
-    fields = Path(f"/proc/{shared_worker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return own.ru_utime + own.ru_stime + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -78,8 +81,8 @@ def ratio(clone: Path) -> float:
     seconds: dict[Path, list[float]] = {ROOT: [], clone: []}
     for _ in range(ROUNDS):
         for place, taken in seconds.items():
-            command = [sys.executable, __file__, "--in", str(place)]
-            done = subprocess.run(command, input=pairs, capture_output=True, text=True, check=True)
+            command = [sys.executable, __file__, "--grader_of", str(place)]
+            done = subprocess.run(command, input=pairs, stdout=subprocess.PIPE, text=True, check=True)
             taken.append(float(done.stdout))
     return min(seconds[ROOT]) / min(seconds[clone])
 
@@ -87,9 +90,13 @@ def ratio(clone: Path) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--than", type=Path, metavar="CLONE", help="a clone at another revision")
-    parser.add_argument("--in", dest="place", help=argparse.SUPPRESS)
+    parser.add_argument("--grader_of", type=Path, help=argparse.SUPPRESS)  # seconds, of pairs from stdin
     given = parser.parse_args()
-    if given.place:
+    for place in filter(None, (given.than, given.grader_of)):
+        if not (place / "gtpo" / "grading").is_dir():
+            parser.error(f"{place} is no clone of this repository.")
+    sys.path.insert(0, str(given.grader_of or ROOT))
+    if given.grader_of:
         print(grade(json.load(sys.stdin)))
     elif given.than:
         print(f"{ANSWERS:,} answers take {ratio(given.than):.2f} times as long as in {given.than}")
