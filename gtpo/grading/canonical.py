@@ -11,7 +11,7 @@ from functools import lru_cache
 from gtpo.grading.compare import has_words, is_ranking, squash
 from gtpo.grading.latex import split_top_level
 from gtpo.grading.named import NAME, without_names
-from gtpo.grading.normal_form import normalise
+from gtpo.grading.normal_form import normalise, read
 from gtpo.grading.numerals import parse_number
 from gtpo.grading.structure import parse_structure
 from gtpo.grading.units import split_unit
@@ -21,10 +21,11 @@ from gtpo.grading.units import split_unit
 def canonical_form(answer: str) -> Hashable:
     r"""An exact number with its unit, a sorted list, or the normalised string; empty for an unreadable answer.
 
-    ``x = 1/2``, ``0.5`` and ``\frac12`` have one form; 10 and 10 %, 5 and 5 cm have two.
+    ``x = 1/2``, ``0.5`` and ``\frac12`` have one form; 10 and 10 %, 5 and 5 cm, ``n^2`` and ``n^2, n > 1`` have two.
     """
     try:
-        return _form(normalise(answer))
+        value, condition = read(answer)
+        return (_form(value), condition) if condition.kind else _form(value)
     except RecursionError:
         return normalise(answer)
 

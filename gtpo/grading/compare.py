@@ -7,25 +7,29 @@ from fractions import Fraction
 from functools import lru_cache
 
 from gtpo.grading.algebra import ComparisonFailed, TimeBudget, alternatives
-from gtpo.grading.latex import FUNCTIONS, split_top_level
+from gtpo.grading.latex import COMPARISON, FUNCTIONS, split_top_level
 from gtpo.grading.named import NAME, without_names
 from gtpo.grading.normal_form import MAX_LENGTH, normalise, read
 from gtpo.grading.numerals import as_fraction, last_place, parse_number, same_number
 from gtpo.grading.remark import conditions_differ, with_variable
 from gtpo.grading.structure import ELLIPSIS, MAX_UNORDERED, Items, parse_structure
 from gtpo.grading.subject import CLOSED, is_name
-from gtpo.grading.units import LABEL, in_one_unit, split_unit, strip_units, without_change, without_same_change
+from gtpo.grading.units import (
+    LABEL,
+    has_remark,
+    in_one_unit,
+    split_unit,
+    strip_units,
+    without_change,
+    without_same_change,
+)
 from gtpo.grading.worker import shared_worker
 
-_COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _COMMAND = r"\\(?!text|mbox)[a-zA-Z]+(?:\{[a-z]*matrix\})?"
-_RELATION = f"=|{_COMPARISON}"
+_RELATION = f"=|{COMPARISON}"
 _OPERATION = rf"{_RELATION}|\\(?:setminus|cap)(?![a-zA-Z])|matrix"
 _LISTED = re.compile(r"(?<=\d),(?=[1-9]\d\d(?!\d))")
 _MIXED = re.compile(r"(?<=\d)\$? and (?:a )?\$?(?=\d+/\d+|\\[dt]?frac)")
-_DIRECTION = re.compile(
-    r"\b(?:left|old|deep|high|long|tall|wide|thick)\b"
-)  # remarks, but another change than the gold's
 _POINT = re.compile(r"(?:^|(?<=[,; ]))\$?[A-Z]\s*(?=\()")  # P(2,5), which counts permutations elsewhere
 _OPTION = re.compile(  # one label: (B) with its text
     r"\(([A-J])\)(?!.*(?:\([A-J]\)|(?<![A-Za-z])[A-J][.):]|\b[A-J]$|(?i:\b(?:wrong|incorrect|no|wait|actually|maybe|hmm|doesn't|eliminated|rejected)\b)))(?!is\b|or\b|and\b|not\b|nor\b|,|[A-J]$)(.+)"
@@ -53,7 +57,7 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
         equivalent(each, reading, budget)
         for written in alternatives(gold)
         for each in dict.fromkeys((written, without_change(written)))
-        if each == written or not _DIRECTION.search(prediction)
+        if each == written or not has_remark(prediction)  # 5 to the left is not 5 left
         for reading in _readings(prediction, each)
     )
 
@@ -161,7 +165,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     if not values:
         return "", text
     text = text.replace(name, name := _without_labels(name), 1)
-    if re.search(r"\b(?:at|when|where|if) [a-z]=", text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
+    if re.search(r"\b(?:at|when|where|if) [a-z]=", text) or len(split_top_level(text, f"[,;]|{COMPARISON}")) > 1:
         return "", text
     if text.count("=") == len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x

@@ -26,6 +26,7 @@ for _name in ("changes of a quantity", "comparatives", "directions"):
 FUNCTIONS = TABLES["functions"]
 TEXT_COMMANDS = TABLES["text"]
 TEXT = rf"\\(?P<command>{TEXT_COMMANDS})\s*\{{(?P<content>[^{{}}]*)\}}"
+COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 OPENING = "([{"
 _STEP = dict.fromkeys(OPENING, 1) | dict.fromkeys(")]}", -1)  # in depth
 

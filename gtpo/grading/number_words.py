@@ -24,6 +24,7 @@ _RUN = re.compile(
 )
 _AGAIN = re.compile(r"([-\d.\\$]\S*)\s*\((?:or |i\.e\.,? )?([^()]*)\)")  # 5 (five); a product has no word
 _NEEDED = re.compile(rf"(?i)\b{_WORD}\b")
+_HALF = r"\frac{1}{2}"
 _OF_A = re.compile(r"(\\frac\{\d+\}\{\d+\}) of an? (?=[a-z])|(?i:(?<![a-z])half an? )(?=[a-z])")
 _AND_A_HALF = re.compile(r"(?:an?|(\d+)) ([a-z]+) and (?:a half|\\frac\{1\}\{2\})")
 
@@ -35,9 +36,9 @@ def with_digits(text: str) -> str:
     written = _RUN.sub(lambda run: _in_digits(run[0].lower()) or run[0], text)
     if (again := _AGAIN.fullmatch(text)) and (inner := _AGAIN.fullmatch(written)) and inner[2] != again[2]:
         return f"{inner[1]}={inner[2]}"
-    written = _OF_A.sub(lambda part: f"{part[1] or chr(92) + 'frac{1}{2}'} ", written)  # half an hour
+    written = _OF_A.sub(lambda part: f"{part[1] or _HALF} ", written)  # half an hour
     if part := _AND_A_HALF.fullmatch(written):
-        return rf"{part[1] or 1}\frac{{1}}{{2}} {part[2]}"
+        return f"{part[1] or 1}{_HALF} {part[2]}"
     return written
 
 

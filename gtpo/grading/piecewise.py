@@ -5,7 +5,7 @@ r"""Piecewise answers: cases with conditions in symbols or in words, as the rows
 
 import re
 
-from gtpo.grading.latex import TABLES, split_top_level
+from gtpo.grading.latex import COMPARISON, TABLES, split_top_level
 from gtpo.grading.subject import plain
 
 _ENVIRONMENT = re.compile(
@@ -17,7 +17,7 @@ _NEEDED = re.compile(rf"cases|\b{_IF}\b.*\b(?:{_IF}|{_OTHERWISE})\b")
 _BRANCH = re.compile(  # a row without &
     rf"(?P<value>.+?)(?:\s*,?\s*\b(?:{_IF}\b(?:\s+all\b)?\s*(?P<condition>.+)|(?P<rest>{_OTHERWISE}))|\s*,\s*(?P<bare>.+))"
 )
-_RELATION = re.compile(r"<|>|=|\\(?:leq|geq|neq)")
+_RELATION = re.compile(f"=|{COMPARISON}")
 OPPOSITE = {"<": "\\geq ", ">": "\\leq ", "\\leq": ">", "\\geq": "<", "=": "\\neq ", "\\neq": "="}
 OPPOSITE |= {"even": "odd", "odd": "even", "rational": "irrational", "irrational": "rational"}
 _ANY = re.compile(rf"{_RELATION.pattern}|\b(?:even|odd|rational|irrational)\b")

@@ -10,7 +10,7 @@ value that is said again, ``\frac{1}{2} (or 0.5)``, makes a chain, ``0.5=\frac{1
 import re
 from typing import NamedTuple
 
-from gtpo.grading.latex import TABLES, TEXT_COMMANDS, depths
+from gtpo.grading.latex import COMPARISON, TABLES, TEXT_COMMANDS, depths
 
 
 class Condition(NamedTuple):
@@ -29,7 +29,7 @@ _POINT = rf"(?:{_VARIABLE}|\({_VARIABLE}(?:\s*,\s*{_VARIABLE})*\))(?:\s*=\s*{_VA
 _POINTS = rf"{_POINT}(?:\s*(?:,|,?\s(?:and|or)\s)\s*{_POINT})*"
 _KINDS = rf"(?:(?:{'|'.join(sorted(TABLES['kinds of number'].split(), key=len, reverse=True))})(?![a-z])\s*)"
 _SET = r"\\mathbb\s*\{?(?P<set>[ZNRQC])\}?\s*(?:\^\s*\{?\s*(?P<sign>[*+])\s*\}?)?"
-_RELATION = r"(?:[<>]=?|\\(?:leq|geq|neq)(?![a-zA-Z]))"
+_RELATION = f"(?:{COMPARISON})=?"
 _ATTAINED = re.compile(
     r"(?:(?:which|and|it|this) )?(?:is )?(?:attained|achieved|reached|obtained|occurring|occurs)"
     rf" (?:at|when|for|if|by|where|only (?:at|when|for|if))\s+{_POINTS}"
@@ -140,8 +140,9 @@ def _read(value: str, tail: str, *, in_bracket: bool) -> Condition | None:
     if found := _MEMBER.fullmatch(tail):
         return _condition(found) if found["variable"] in variables else None
     if found := _HOLDS.fullmatch(tail):
-        is_part = found["variable"] in variables
-        return _condition(found) if is_part or _is_universal(found) else None
+        if found["variable"] in variables:
+            return _condition(found)
+        return NO_CONDITION if _is_universal(found) else None
     return None
 
 

@@ -120,6 +120,11 @@ def without_change(gold: str) -> str:
     return f"{noun[1]}\\text{{ items}}" if noun and is_unread else gold
 
 
+def has_remark(text: str) -> bool:
+    """True for ``5 left`` and ``20 years old``: another answer than a gold answer with a change, ``5 to the left``."""
+    return bool(_REMARKS.search(text[-MAX_LENGTH:].rstrip(" .$}")))
+
+
 def without_same_change(a: str, b: str) -> tuple[str, str]:
     """Two answers without a word of change of one meaning in both: ``5 km north`` and ``5000 m northward``."""
     first, second = (match and _MEANINGS[match["word"]] for match in map(_CHANGE.search, (a, b)))

@@ -13,6 +13,7 @@ SAME = r"""
 (0,1)\cup(2,3) | (2,3)\cup(0,1)
 even | \text{Even} | Even.
 x^2+1 | x^{2} + 1 | f(x)=x^2+1
+8 | 8 (for all k) | 8, for all integers k
 """
 APART = r"""
 10 | 10% | 1/10
@@ -22,6 +23,8 @@ even | odd | evens
 a, then b | no | on
 x^2+1 | x^2-1 | X^2+1
 first, second | second, first
+x^2 | x^2, x > 0 | x^2, x < 0
+2n | \{2n \mid n\in\mathbb{N}\}
 """
 
 
