@@ -68,7 +68,7 @@ def grade(pairs: list[tuple[str, str]]) -> float:
 def processor_time(pid: int) -> float:
     """Seconds of this process and of another one; on Linux."""
     own = resource.getrusage(resource.RUSAGE_SELF)
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return own.ru_utime + own.ru_stime + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
