@@ -39,7 +39,7 @@ _COMMANDS = TABLES["commands"] | dict.fromkeys(_BARE.split(), "")
 _ACCENTED = re.compile("(?i)(?<=[a-z])[\u00c0-\u017f]|[\u00c0-\u017f](?=[a-z])")  # días, año; not x̄
 _BEFORE_BOX = re.compile(r"(?:^|[=:$.,]|\\[(\[]|(?<![\\a-zA-Z])[a-zA-Z]{2,})\s*\Z")
 _BEHIND_BOX = re.compile(r"\s*(?:\Z|[$.,]|\\[)\]]|\\text|[a-zA-Z]{2})")
-_WORDS = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2}|[^\x00-\x7f]| [oey] ")  # outside commands
+WORDS = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2}|[^\x00-\x7f]| [oey] ")  # outside commands
 _PLAIN_NUMBER = re.compile(r"-?[1-9][0-9]*(?:\.[0-9]+)?|0")
 
 
@@ -110,7 +110,7 @@ def _unwrap(text: str) -> str:
     for _ in range(_MAX_LAYERS):
         before = text
         text = rewrite(text, "layers", "fences").strip()
-        if _WORDS.search(text):
+        if WORDS.search(text):
             text = without_subject(rewrite(text, "other languages", "changes", "prose"))
         text = _unbox(text)
         if text == before:

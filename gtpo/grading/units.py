@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gtpo.grading.latex import TABLES, TEXT_COMMANDS, depths
-from gtpo.grading.normal_form import MAX_LENGTH, normalise, rewrite
+from gtpo.grading.normal_form import MAX_LENGTH, WORDS, normalise, rewrite
 from gtpo.grading.numerals import as_fraction, parse_number, scaled
 from gtpo.grading.subject import CLOSED
 
@@ -109,7 +109,7 @@ def without_change(gold: str) -> str:
 
     A noun of a gold answer that would be none in an answer, ``17\text{ any text}``, is a label.
     """
-    if len(gold) > MAX_LENGTH or not re.search(r"\d", gold):
+    if len(gold) > MAX_LENGTH or not re.search(r"\d", gold) or not WORDS.search(gold):
         return gold
     said = rewrite(gold.strip(), "changes", "prose")  # an increase of 15%
     rest = _without_change(said)
