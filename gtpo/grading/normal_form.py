@@ -24,8 +24,16 @@ _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 _BEFORE_REMARKS = ("numbers", "fonts", "commands", "spaces", "symbols", "python")
 _LAST_SECTIONS = (
     *("absolute values", "no solution", "sets of numbers", "percent", "money"),
-    *("remainders", "lists", "notation", "plain text", "dates", "signs", "counting", "remainders and ratios"),
-    *("approximations", "numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
+    *("remainders", "comparisons", "lists", "notation", "plain text", "dates", "signs"),
+    *(
+        "counting",
+        "remainders and ratios",
+        "approximations",
+        "numbers and indices",
+        "degrees and other units in parts",
+        "angles in functions",
+        "angles",
+    ),
     *("words", "arguments", "blanks"),
 )
 
@@ -171,6 +179,13 @@ def _between(match: re.Match[str]) -> str:
     return low + ("<" if lower == ">" else "\\leq ") + name + upper + " " + high
 
 
+def _ascending(match: re.Match[str]) -> str:
+    r"""``5 > x \geq -2`` as -2 \leq x < 5."""
+    high, upper, name, lower, low = match.groups()
+    signs = {">": "<", "\\geq": "\\leq "}
+    return f"{low} {signs[lower]}{name}{signs[upper]}{high}"
+
+
 def _double_factorial(match: re.Match[str]) -> str:
     """``5!!`` as 15."""
     return str(math.prod(range(int(match[1]), 0, -2)))
@@ -211,6 +226,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "chinese": _chinese_number,
     "ratio": _ratio,
     "between": _between,
+    "ascending": _ascending,
     "double_factorial": _double_factorial,
     "commuted": _commuted,
     "congruent": lambda match: f"N={int(match[2]) % (int(match[3]) or 1)}",

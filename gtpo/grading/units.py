@@ -262,12 +262,16 @@ def _unit_named(word: str) -> Unit | None:
     return None
 
 
-def _product(factors: list[tuple[Unit, int]]) -> Unit:
+def _product(factors: list[tuple[Unit, int]]) -> Unit | None:
+    """The unit of a product; None for money times another unit: 17 K dollars are thousands, no kelvins."""
     size, dimension = Fraction(1), Counter[str]()
     for unit, power in factors:
         size *= (unit.size or 1) ** power
         for base, times in unit.dimension or {("unit", 1)}:
             dimension[base] += times * power
+    above = [base for base, power in dimension.items() if power > 0]
+    if len(above) > 1 and any(map(_CURRENCY.fullmatch, above)):
+        return None
     return Unit(size, frozenset(item for item in dimension.items() if item[1]))
 
 
@@ -276,6 +280,7 @@ def _any(words: Iterable[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
+_CURRENCY = re.compile("[A-Z]{3}")  # a dimension: USD
 _MAX_BITS = 256  # of a number that is squared or cubed
 _MAX_SCALES = 3  # 5 hundred thousand million
 _MEANINGS: dict[str, str] = TABLES["changes"] | TABLES["eras"]
