@@ -23,17 +23,9 @@ _MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 # the other sections have their place in `read`, or in other modules
 _BEFORE_REMARKS = ("numbers", "fonts", "commands", "spaces", "symbols", "python")
 _LAST_SECTIONS = (
-    *("absolute values", "no solution", "sets of numbers", "percent", "money"),
-    *("remainders", "comparisons", "lists", "notation", "plain text", "dates", "signs"),
-    *(
-        "counting",
-        "remainders and ratios",
-        "approximations",
-        "numbers and indices",
-        "degrees and other units in parts",
-        "angles in functions",
-        "angles",
-    ),
+    *("absolute values", "no solution", "sets of numbers", "percent", "money", "remainders", "comparisons", "lists"),
+    *("notation", "plain text", "dates", "signs", "counting", "remainders and ratios", "approximations"),
+    *("numbers and indices", "degrees and other units in parts", "angles in functions", "angles"),
     *("words", "arguments", "blanks"),
 )
 
