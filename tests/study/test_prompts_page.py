@@ -8,7 +8,8 @@ from gtpo.reports.curves import half_width_of
 from study.comparison import stored_comparison
 from study.found import every_found
 
-PAGE = (ROOT / "docs/gpu.md").read_text().partition("## More prompts a generation\n")[2].partition("\n## ")[0]
+GPU = (ROOT / "docs/gpu.md").read_text()
+PAGE = GPU.partition("## More prompts a generation\n")[2].partition("\n## ")[0]
 ARMS = {"1, 1": "", "4, 1": "_4", "4, 4": "_4_updates", "8, 1": "_8"}
 COLUMNS = (("accuracy 26-50", "early", 1), ("pass@1 sampled", "late", 2), ("accuracy prompts 57-120", "late", 1))
 
@@ -50,3 +51,20 @@ def test_the_table_and_the_sentences_are_those_of_the_runs() -> None:
         f"one prompt solves {one:.1f}, four updates {solved['_4_updates'][1]:.1f}, "
         f"four prompts {solved['_4'][1]:.1f}, eight {solved['_8'][1]:.1f}" in words
     )
+
+    def accuracy(arm: str, view: str, first: int, last: int) -> np.ndarray:
+        runs = [found.results.runs[f"{arm}-{view}", seed]["accuracy"] for seed in comparison.seeds]
+        return np.array([each.loc[first:last].mean() for each in runs])
+
+    of_hours = []
+    for times, column in ((2.1, 1), (1.7, 3)):  # how long a generation of four prompts takes, by the hours of an epoch
+        of_one, of_four = (
+            float(GPU.partition(f"| {row} |")[2].split("|")[column].split()[0])
+            for row in ("llama, gsm8k", "four prompts")
+        )
+        assert round(4 * of_four / of_one, 1) == times
+        for view, first, last in (("early", 26, 50), ("late", 101, 120)):
+            four = accuracy("grpo_4", view, round(first / times), round(last / times))
+            of_hours.append(text_of([*(four - accuracy("grpo", view, first, last))], 1))
+    assert f"accuracy differs by {of_hours[0]}, after those of 101 to 120 by {of_hours[1]}" in words
+    assert f"on an H100 (1.7) by {of_hours[2]} and {of_hours[3]}" in words
