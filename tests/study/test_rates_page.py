@@ -5,11 +5,12 @@ import pytest
 from helpers.scripts import ROOT
 
 from gtpo.reports.curves import half_width_of
-from study.comparison import Arm, stored_comparison
+from study.comparison import stored_comparison
 from study.found import every_found
+from study.measures import SeedRuns, measure_of
 
-PAGE = (ROOT / "docs/objectives.md").read_text().partition("## Each at four rates\n")[2].partition("\n## ")[0]
-MEASURES = ("pass@1 sampled", "pass@1 greedy", "formatting late")  # at the rate that the other half chooses
+LEAD, _, PAGE = (ROOT / "docs/objectives.md").read_text().partition("## Each at four rates\n")
+PAGE = PAGE.partition("\n## ")[0]
 
 
 def text_of(values: list[float]) -> str:
@@ -21,24 +22,54 @@ def text_of(values: list[float]) -> str:
 def test_the_table_and_the_sentences_are_those_of_the_runs() -> None:
     comparison = stored_comparison("rates")
     (found,) = every_found(comparison)
-    grpo, gtpo, *_ = comparison.arms
-    rows = {
-        cells[1].strip(): [cell.strip(" *") for cell in cells[2:-1]]
-        for line in PAGE.splitlines()
-        if len(cells := line.split("|")) > 5
-    }
+    arms = {arm.name: arm for arm in comparison.arms}
+    words = " ".join(PAGE.split())
+    rows = {cells[1].strip(): cells[2:-1] for line in PAGE.splitlines() if len(cells := line.split("|")) > 5}
 
-    def expected(arm: Arm, view: str, measure: str) -> str:
-        pair = found.at(view).pair(comparison, gtpo if arm is grpo else arm)
-        if arm is grpo:
-            return f"{pair.row(measure)['means'][0]:.2f}"
-        return text_of(list(pair.differences(measure).values()))
+    def values(arm: str, view: str, measure: str = "pass@1 sampled") -> list[float]:
+        name = arms[arm].run_name(view)
+        each = measure_of(measure, name, found.base.benchmark_name)
+        return [each.value(SeedRuns(found.results, seed, comparison.window)) for seed in comparison.seeds]
 
-    for arm in comparison.arms:
-        rates = comparison.rates_for(arm)
-        cells = [expected(arm, rate, MEASURES[0]) if rate in rates else "" for rate in comparison.every_rate]
-        if len(rates) > 1:
-            chosen = found.chosen["own"][arm.name]
-            cells.append(" and ".join(dict.fromkeys(chosen[seed] for seed in comparison.seeds)))
-            cells += [expected(arm, "own", measure) for measure in MEASURES]
-        assert rows[arm.label][: len(cells)] == cells, arm.label
+    def minus(one: list[float], other: list[float]) -> str:
+        return text_of([a - b for a, b in zip(one, other, strict=True)])
+
+    of_table = [arm for arm in arms if "unclipped" not in arm]
+    for arm in of_table:
+        columns = [(rate, "pass@1 sampled") for rate in comparison.every_rate] + [("0.3e-3", "formatting late")]
+        for (rate, measure), cell in zip(columns, rows[arms[arm].label], strict=True):
+            of_arm, of_grpo = values(arm, rate, measure), values("grpo", rate, measure)
+            expected = f"{np.mean(of_arm):.2f}" if arm == "grpo" else minus(of_arm, of_grpo)
+            assert cell.strip(" *") == expected, (arm, rate, measure)
+
+    means = {(arm, rate): np.mean(values(arm, rate)) for arm in of_table for rate in comparison.every_rate}
+    lead = " ".join(LEAD.split())
+    for rate, text in (("0.15e-3", "lie within {:.1f} points"), ("0.6e-3", "at 0.6e-3 within {:.0f}")):
+        assert text.format(np.ptp([means[arm, rate] for arm in of_table[:5]])) in lead
+    for arm, text in (("grpo", "GRPO moves by {:.0f}"), ("rloo", "RLOO by {:.0f}")):
+        assert text.format(np.ptp([means[arm, rate] for rate in comparison.every_rate])) in lead
+
+    chosen = found.chosen["own"]
+    assert {name for name, of in chosen.items() if set(of.values()) != {"0.3e-3"}} == {"gtpo", "tag_correction"}
+    assert [*chosen["gtpo"].values()] == [*chosen["tag_correction"].values()] == ["0.15e-3"] * 10 + ["0.3e-3"] * 10
+    own = found.at("own")
+    gtpo, tags = (
+        text_of([*own.pair(comparison, arms[arm]).differences("pass@1 sampled").values()])
+        for arm in ("gtpo", "tag_correction")
+    )
+    assert f"GTPO (own minus GRPO's {gtpo}) and tags ({tags}): undecided" in words
+
+    grpo, rloo, half = (values(arm, "0.3e-3") for arm in ("grpo", "rloo", "completion_ratio"))
+    kept = (np.mean(half) - np.mean(grpo)) / (np.mean(rloo) - np.mean(grpo))
+    assert f"GRPO's advantages with it keep {100 * kept:.0f} %" in words
+    slower = [
+        minus(values("grpo", "0.15e-3", m), values("grpo", "0.3e-3", m)) for m in ("pass@1 sampled", "formatting late")
+    ]
+    assert (
+        f"solves {slower[0][1:]} more than at 0.3e-3, and formats {slower[1][1:]} worse" in words
+        and slower[1][0] == "-"
+    )
+    unclipped = [minus(values(f"{arm}_unclipped", "0.3e-3"), values(arm, "0.3e-3")) for arm in ("grpo", "rloo")]
+    assert f"GRPO {unclipped[0]}, RLOO {unclipped[1]} (*later*)" in words
+    tags = minus(values("tag_correction", "0.15e-3", "formatting late"), values("grpo", "0.15e-3", "formatting late"))
+    assert f"at 0.15e-3 too, {tags}" in words
