@@ -3,9 +3,9 @@
 import re
 
 import numpy as np
+from helpers.pages import text_of
 from helpers.scripts import ROOT
 
-from gtpo.reports.curves import half_width_of
 from paper.results import read_results
 from study.comparison import stored_comparison
 from study.measures import SeedRuns, measure_of
@@ -33,11 +33,6 @@ def by_seed(measure: str) -> dict[str, np.ndarray]:
             of_bases.append([taken.value(SeedRuns(results, seed, 1)) for seed in comparison.seeds])
         found[arm.name] = np.mean(of_bases, axis=0)
     return found
-
-
-def text_of(difference: np.ndarray, places: int) -> str:
-    assert len(difference) == 20
-    return f"{difference.mean():+.{places}f} ± {half_width_of(difference.std(ddof=1), 20):.{places}f}"
 
 
 def test_the_table_and_the_sentences_are_those_of_the_runs() -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.pages import text_of
 from helpers.scripts import ROOT
 
-from gtpo.reports.curves import half_width_of
 from study.comparison import stored_comparison
 from study.found import every_found
 
@@ -12,11 +12,6 @@ GPU = (ROOT / "docs/gpu.md").read_text()
 PAGE = GPU.partition("## More prompts a generation\n")[2].partition("\n## ")[0]
 ARMS = {"1, 1": "", "4, 1": "_4", "4, 4": "_4_updates", "8, 1": "_8"}
 COLUMNS = (("accuracy 26-50", "early", 1), ("pass@1 sampled", "late", 2), ("accuracy prompts 57-120", "late", 1))
-
-
-def text_of(values: list[float], places: int) -> str:
-    assert len(values) == 20
-    return f"{np.mean(values):+.{places}f} ± {half_width_of(float(np.std(values, ddof=1)), 20):.{places}f}"
 
 
 @pytest.mark.slow

@@ -2,20 +2,15 @@
 
 import numpy as np
 import pytest
+from helpers.pages import text_of
 from helpers.scripts import ROOT
 
-from gtpo.reports.curves import half_width_of
 from study.comparison import stored_comparison
 from study.found import every_found
 from study.measures import SeedRuns, measure_of
 
 LEAD, _, PAGE = (ROOT / "docs/objectives.md").read_text().partition("## Each at four rates\n")
 PAGE = PAGE.partition("\n## ")[0]
-
-
-def text_of(values: list[float]) -> str:
-    assert len(values) == 20
-    return f"{np.mean(values):+.2f} ± {half_width_of(float(np.std(values, ddof=1)), 20):.2f}"
 
 
 @pytest.mark.slow
